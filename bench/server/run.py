@@ -39,8 +39,9 @@ HERE = Path(__file__).resolve().parent
 SYNC = Sync("bsp", workers=1)
 ELEMENTS = {"8 B": 2, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
 ROUNDS = 3
+DIGITS = {"steps_per_s": 1, "loss": 3, "seconds_to_loss": 1, "stale": 2}
 PARTS = ("wire", "rules", "orders", "links")
-Rows = dict[str, dict[str, dict[str, float]]]
+Rows = dict[str, dict[str, dict[str, Any]]]
 
 
 def serve(pipe: Connection, elements: int) -> None:
@@ -101,16 +102,22 @@ def text_of(rows: Rows) -> str:
     for size, by in wires.items():
         cells = [f"{by[n] * 1e6:,.0f}, {8 * ELEMENTS[size] / by[n] / 1e9:.2f}" for n in names]
         lines.append(f"| {size} | {' | '.join(cells)} |")
-    lines += ["", f"One of {slowed.WORKERS} workers takes {slowed.SLOWED} times as long:", ""]
+    lines += [
+        "",
+        f"One of {slowed.WORKERS} workers takes {slowed.SLOWED} times as long; medians of",
+    ]
+    lines += [f"{len(slowed.SEEDS)} seeds, least to most:", ""]
     lines += [
         "| rule | steps/s of all | loss then | seconds to loss | staleness |",
         "|---" * 5 + "|",
     ]
     for rule, one in rows["rules"].items():
-        lines.append(
-            f"| {rule} | {one['steps_per_s']:.1f} | {one['loss']:.3f} | "
-            f"{one['seconds_to_loss']:.1f} | {one['stale']:.2f} |"
+        cells = (
+            f"{one[name]:.{digits}f} ({min(each[name] for each in one['seeds']):.{digits}f} to "
+            f"{max(each[name] for each in one['seeds']):.{digits}f})"
+            for name, digits in DIGITS.items()
         )
+        lines.append(f"| {rule} | {' | '.join(cells)} |")
     lines += ["", "![loss over time](rules.svg)", ""]
     if not rows["orders"]:
         return "\n".join([*lines, "No cluster in a box here: links are not measured."])
@@ -156,7 +163,7 @@ def main(*words: str) -> int:
     torch.set_num_threads(1)
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "wire": lambda: wire(tiny=tiny),
-        "rules": lambda: slowed.measured(6 if tiny else 80),
+        "rules": lambda: slowed.measured(6, [1]) if tiny else slowed.measured(80),
         "orders": lambda: on_links(lambda: {"seconds": orders.measured(1 if tiny else 8)}),
         "links": lambda: on_links(lambda: links.measured(1 if tiny else 3)),
     }

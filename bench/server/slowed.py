@@ -1,12 +1,14 @@
 """BSP, SSP and ASP with one worker of three that takes three times as long for a step.
 
-A step computes a small model and pauses: the pause stands for a device, so that three workers and
-their servers find room on a few cores.
+A step pulls its weights, pauses, and computes a small model: the pause stands for a device, so that
+three workers and their servers find room on a few cores, while others go on and its weights age.
 """
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 from unittest.mock import patch
@@ -15,9 +17,10 @@ from howdah.config.recipe import Machine, load_run, resolve_run
 from howdah.train import served_worker, serving
 
 PAUSE, SLOWED, WORKERS = 0.08, 3, 3
+SEEDS = (1, 2, 3)
 RECIPE = """
 layout = "server2"
-seed = 1
+seed = {seed}
 threads = 1
 
 [model]
@@ -48,25 +51,26 @@ log_every = 1
 """
 RULES = {"bsp": ("bsp", 0), "ssp(2)": ("ssp", 2), "asp": ("asp", 0)}
 TARGET = 4.0  # loss
-step_of = served_worker._step
+accumulate = served_worker.accumulate
 
 
 def slowed_work(pipe: Any, store: Any, meeting: Any) -> int:
     """A worker's process; the first one is slow."""
     pause = PAUSE * (SLOWED if meeting.number == 0 else 1)
 
-    def slow_step(*what: Any) -> Any:
+    def slow(context: Any, *what: Any, **how: Any) -> Any:
+        context.placed.gatherer.wait()
         sleep(pause)
-        return step_of(*what)
+        return accumulate(context, *what, **how)
 
-    with patch.object(served_worker, "_step", slow_step):
+    with patch.object(served_worker, "accumulate", slow):
         return serving.work_here(pipe, store, meeting)
 
 
-def measured(steps: int) -> dict[str, dict[str, Any]]:
+def measured(steps: int, seeds: Sequence[int] = SEEDS) -> dict[str, dict[str, Any]]:
     """By rule: steps per second of all workers until the fastest has done its own, the loss then,
-    seconds until the mean of five losses was below TARGET (0: it never was), and that mean over
-    time.
+    seconds until the mean of five losses was below TARGET (0: it never was), how old weights were
+    in versions, each the median over seeds; those of each seed; and the loss over time of one.
     """
     found = {}
     with tempfile.TemporaryDirectory(prefix="howdah-slowed-") as made:
@@ -74,10 +78,15 @@ def measured(steps: int) -> dict[str, dict[str, Any]]:
         text = "\n".join(f"{n} follows {n - 1}" for n in range(20_000))
         (work / "text.txt").write_text(text)
         for rule, (kind, bound) in RULES.items():
-            recipe = work / f"{kind}.toml"
-            given = {"kind": kind, "bound": bound, "workers": WORKERS, "steps": steps}
-            recipe.write_text(RECIPE.format(text=work / "text.txt", **given))
-            found[rule] = _run(recipe, work, steps)
+            every = []
+            for seed in seeds:
+                recipe = work / f"{kind}-{seed}.toml"
+                given = {"kind": kind, "bound": bound, "workers": WORKERS, "steps": steps}
+                recipe.write_text(RECIPE.format(text=work / "text.txt", seed=seed, **given))
+                every.append(_run(recipe, work, steps))
+            curve, *_ = [one.pop("curve") for one in every]
+            middle = {name: median(one[name] for one in every) for name in every[0]}
+            found[rule] = middle | {"seeds": every, "curve": curve}
     return found
 
 

@@ -15,7 +15,7 @@ from howdah.base.errors import UserError
 from howdah.comm.lane import Lane
 from howdah.comm.ledger import Entry, check_equal
 from howdah.comm.native import Native
-from howdah.comm.transport import Counts, SubgroupFactory, Transport
+from howdah.comm.transport import Counts, SubgroupFactory, Transport, gave_up
 from howdah.comm.watcher import Watcher
 
 TEXT = 400  # bytes of the last call, as ranks exchange it
@@ -125,11 +125,11 @@ class Both:
     def check(self) -> None:
         self.cards.check()
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         if self.watcher is not None:  # which tells the other ranks, whose GPUs may wait
-            self.watcher.lose(f"rank {self.rank} gave up; what it says tells why")
-        self.cards.abort()  # first: kernels that wait for other GPUs hold up everything
-        self.host.abort()
+            self.watcher.lose(gave_up(self.rank, why))
+        self.cards.abort(why)  # first: kernels that wait for other GPUs hold up everything
+        self.host.abort(why)
 
     def close(self) -> None:
         self.cards.close()

@@ -351,10 +351,10 @@ class Choosing:
         """Itself for CPU tensors."""
         return self if x.is_cpu else self.wire.wire_of(x)
 
-    def abort(self) -> None:
-        self.wire.abort()
+    def abort(self, why: str = "") -> None:
+        self.wire.abort(why)
         if self.near:
-            self.near.abort()
+            self.near.abort(why)
 
     def close(self) -> None:
         if self.near:

@@ -84,7 +84,7 @@ class Direct(OneLink, ABC):
         self._room, self._used = torch.empty(0, dtype=torch.uint8), 0
 
     @abstractmethod
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends all waits of all ranks for this one, and its own; see `transport.Transport`."""
 
     @abstractmethod

@@ -310,7 +310,7 @@ class Engine(OneLink):
         offset = at - start + other
         return self._bytes[offset : offset + x.nbytes].view(x.dtype).view(x.shape)
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends all waits of all ranks with an error, also those of other threads of this rank."""
         if self._handle is not None:
             self._functions.howdah_abort(self._handle)

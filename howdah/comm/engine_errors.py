@@ -22,7 +22,7 @@ from howdah.comm.engine_abi import (
     known,
 )
 from howdah.comm.signature import BY_RANK, Disagreement, both_ways, different_counts, number
-from howdah.comm.transport import PeerLost
+from howdah.comm.transport import PeerLost, gave_up
 
 WHAT_HAPPENED = {
     "died": "died",
@@ -76,7 +76,7 @@ class Failure:
     def _lost(self, by: int, about: int, reason: str) -> PeerLost:
         lost = f"rank {by} was interrupted"
         if reason == "gave up":
-            lost = f"rank {by} gave up; what it says tells why"
+            lost = gave_up(by)
         elif reason != "interrupted":
             process = self.processes[about]
             lost = f"rank {about} (process {process}) {WHAT_HAPPENED[reason]}, as rank {by} saw"

@@ -38,6 +38,8 @@ def keep_alive(names: Container[str] | None = None) -> int:
 def watch_link(one: socket.socket) -> None:
     """Sets heartbeats on a TCP socket. Raises OSError if it is closed."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not on Linux: the system's own times count
+        return
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (LIMIT - IDLE) // EVERY)

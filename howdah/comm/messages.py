@@ -182,11 +182,11 @@ class Messages:
         """Raises PeerLost if a rank was found to be lost while the host waited for its GPU."""
         self._transport.check()
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends the waits of all ranks, and of this rank's progress thread, with an error. For a
-        rank that cannot continue.
+        rank that cannot continue; `why` is told to others.
         """
-        self._transport.abort()
+        self._transport.abort(why)
 
     def close(self) -> None:
         """Ends the progress thread after it has finished all started operations."""

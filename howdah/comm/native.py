@@ -37,6 +37,7 @@ from howdah.comm.transport import (
     SubgroupFactory,
     Transport,
     copy_own,
+    gave_up,
     shares,
 )
 
@@ -363,8 +364,8 @@ class Native:
             with suppress(RuntimeError):  # it may be broken already
                 self._backend.abort()
 
-    def abort(self) -> None:
-        self.lose(f"rank {self.rank} gave up; what it says tells why")
+    def abort(self, why: str = "") -> None:
+        self.lose(gave_up(self.rank, why))
 
     def close(self) -> None:
         if not self._closed:

@@ -66,9 +66,9 @@ class Near:
         what = re.sub(r"\brank (\d+)", lambda found: f"rank {ranks[found[1]]}", what)
         return ";".join([what, *called])
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends the waits of the ranks of this machine."""
-        self._inside.abort()
+        self._inside.abort(why)
 
     def close(self) -> None:
         """Releases the memory that they share."""

@@ -29,7 +29,7 @@ from howdah.comm.frames import FIELDS, FrameError
 from howdah.comm.segments import SEGMENT, Last, Segment, segments
 from howdah.comm.signature import CALL, RECORD, agree, disagreement
 from howdah.comm.tcp_lines import Lines, Lost
-from howdah.comm.transport import PeerLost
+from howdah.comm.transport import PeerLost, gave_up
 
 AHEAD = 2 * SEGMENT  # bytes of messages to one peer that are handed to the kernel at a time
 
@@ -71,7 +71,7 @@ class TcpTransport(Direct):
 
     def _lost(self, why: str) -> PeerLost:
         if self._gave_up:
-            why = self._why or f"rank {self.rank} gave up; what it says tells why"
+            why = self._why or gave_up(self.rank)
         self._broken = why
         self._lines.give_up(why)
         return PeerLost(f"{why}; this rank called {self._said}")
@@ -135,10 +135,12 @@ class TcpTransport(Direct):
 
     # -- its end
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends all connections: waits of other ranks for this one, and its own waits, raise."""
         if not self._closed:
             self._gave_up = True
+            if why:
+                self._lines.give_up(why)
             self._lines.hang_up()
 
     def close(self) -> None:

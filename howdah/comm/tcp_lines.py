@@ -27,13 +27,14 @@ from time import monotonic
 from howdah.comm import frames
 from howdah.comm.frames import HEADER, FrameError, Head
 from howdah.comm.segments import BYE, CALL, GAVE_UP, PART, TAG, Segment, spelled
-from howdah.comm.signature import RECORD
+from howdah.comm.signature import RECORD, Disagreement
 from howdah.comm.watch import Patience
 
 TOLD = 1000  # bytes of the reason of a rank that gives up
 LOOK = 1.0  # seconds between two looks at the time
 GRACE = 3.0  # in which a call ends, of which a peer has sent its part before it left
-HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+ENDED = getattr(select, "POLLRDHUP", 0)  # on Linux: the peer has ended the connection
+HUNG_UP = ENDED | select.POLLHUP | select.POLLERR
 AGAIN = (BlockingIOError, InterruptedError)
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
@@ -316,7 +317,7 @@ class Lines:
         look = select.poll()
         for line in others:
             if not line.left:
-                look.register(line.sock, select.POLLRDHUP)
+                look.register(line.sock, ENDED)
         for number, _ in look.poll(0):
             self._of[number].note_end()
         ended = sorted((line for line in others if line.left), key=lambda line: line.ended)
@@ -341,7 +342,7 @@ class Lines:
         for number, line in self._of.items():
             wanted = select.POLLIN * bool(line.due) | select.POLLOUT * line.sends
             if not line.left:
-                wanted |= select.POLLRDHUP
+                wanted |= ENDED
             if self._wanted.get(number, 0) != wanted:
                 (self._poll.register(number, wanted) if wanted else self._poll.unregister(number))
                 self._wanted[number] = wanted
@@ -370,7 +371,7 @@ class Lines:
             except Lost as lost:
                 if lost.relayed:
                     return str(lost)
-            except FrameError:
+            except (FrameError, Disagreement):  # of what the call that has failed was to hear
                 continue
         return ""
 

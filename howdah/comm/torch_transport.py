@@ -26,7 +26,7 @@ from howdah.comm.direct import Direct, Spelled
 from howdah.comm.flow import Flows
 from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
 from howdah.comm.signature import CALL, RECORD, agree, caller, disagreement, look_alike
-from howdah.comm.transport import PeerLost
+from howdah.comm.transport import PeerLost, gave_up
 
 EXPLAINED = timedelta(seconds=5)  # of waiting for the full call of a rank that disagrees
 FORGOTTEN = timedelta(seconds=1)  # of waiting for the end of a send after a link went down
@@ -65,7 +65,7 @@ class TorchTransport(Direct):
         if heartbeats:
             keep_alive(self._links)
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Closes all connections: waits for messages of this rank, and its own waits, raise."""
         if not self._closed:
             self._gave_up = True
@@ -166,7 +166,7 @@ class TorchTransport(Direct):
     def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
         """The error for a failed connection to `peer`, in the form of the engine's errors."""
         if self._gave_up:
-            lost = self._why or f"rank {self.rank} gave up; what it says tells why"
+            lost = self._why or gave_up(self.rank)
         elif any(words in str(error) for words in SILENT) and not is_down(self._links):
             lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
         else:

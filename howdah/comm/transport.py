@@ -1,12 +1,13 @@
 """Transports: they carry out the collectives between the ranks of one group.
 
 All ranks of a group must call the same operations in the same order. Tensors are flat and
-contiguous; `group.py` converts them. Two transports move tensors of the CPU, and give equal bits:
+contiguous; `group.py` converts them. Three transports move tensors of the CPU, with equal bits:
 
     engine.py           shared memory inside a host, by a small C library
-    torch_transport.py  messages of a torch process group, between hosts too
+    tcp.py              frames over TCP, between hosts
+    torch_transport.py  messages of a torch process group (gloo), inside a host and between hosts
 
-Where each rank has a GPU of its own, a third moves the tensors of the GPUs, and one of these two
+Where each rank has a GPU of its own, a fourth moves the tensors of the GPUs, and one of these
 everything else (`both.py`):
 
     native.py           the collectives of NCCL, in NCCL's order of additions
@@ -57,6 +58,11 @@ class SubgroupFactory(Protocol):
 
 class PeerLost(RuntimeError):
     """A rank of the group has ended, is silent, or has aborted; the message names it."""
+
+
+def gave_up(rank: int, why: str = "") -> str:
+    """What others say of a rank that has aborted."""
+    return f"rank {rank} gave up{f': {why}' if why else '; what it says tells why'}"
 
 
 class Transport(Protocol):
@@ -157,9 +163,11 @@ class Transport(Protocol):
         """
         ...
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """Ends all waits of all ranks with an error such as PeerLost, also those of other threads
         of this rank. For a rank that cannot continue. Only `close` may be called after it.
+
+        why  of this rank, which ranks of other machines are told where the wire can
         """
         ...
 
@@ -269,7 +277,7 @@ class SingleRank(OneLink):
     def group(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """No rank waits."""
 
     def close(self) -> None:

@@ -131,13 +131,16 @@ class Mesh:
     def __enter__(self) -> "Mesh":
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         """Closes the mesh. After an error, the other ranks are notified first: they may wait for
         this rank, and this rank's progress threads may wait for them.
         """
-        if error:
+        if kind:
+            why = str(error).partition("\n")[0] or kind.__name__
             for group in self._every():
-                group.abort()
+                group.abort(why)
         self.close()
 
     def _every(self) -> set[Group]:

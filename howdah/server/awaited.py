@@ -23,10 +23,13 @@ class Awaited:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        ready = [waits for waits in self._waiting if waits[0]()]
-        for waits in ready:
-            self._waiting.remove(waits)
-        self._lock.release()
+        ready: list[tuple[Callable[[], object], Lock]] = []
+        try:
+            ready = [waits for waits in self._waiting if waits[0]()]
+            for waits in ready:
+                self._waiting.remove(waits)
+        finally:
+            self._lock.release()
         for waits in ready:
             waits[1].release()
 

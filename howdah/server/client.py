@@ -10,29 +10,24 @@ the worker joins with its incarnation, asks again for what has not come, and pus
 not acknowledged, which the server applies once.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from threading import Thread
-from time import monotonic, sleep
+from time import monotonic
 
 from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.frames import FrameError, Frames, Gone, Head
 from howdah.comm.handle import Handle
-from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import FlatUnit
-from howdah.server.addresses import connected, spell
 from howdah.server.awaited import Awaited
 from howdah.server.chunks import Chunk
 from howdah.server.messages import (
     ACK,
     BEGIN,
     BYE,
-    JOIN,
     JOINED,
     PULL,
     PUSH,
@@ -47,18 +42,9 @@ from howdah.server.moments import Message, Moments, Record, nobody
 from howdah.server.outbox import Letter, Outbox
 from howdah.server.pulled import Pulled
 from howdah.server.spares import Spares
-from howdah.server.way import Way
+from howdah.server.way import ServerGone, Way, reach
 
-AGAIN = 0.05  # seconds between attempts
 LEAVING = 10.0  # seconds that a worker that is asked to leave waits for others, to finish its step
-
-
-class ServerGone(FrameError):
-    """A server does not want this worker any more, or cannot be reached; the message says which."""
-
-
-class ServerAway(ServerGone):
-    """A server cannot be reached; the message says for how long, and what to check."""
 
 
 class Client:
@@ -145,6 +131,12 @@ class Client:
         """How often a connection was made again."""
         return sum(link.came_back for link in self._links)
 
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes of gradients that were pushed, and of weights that were pulled, so far."""
+        every = [link.moved for link in self._links]
+        return sum(pushed for pushed, _ in every), sum(pulled for _, pulled in every)
+
 
 class _Link:
     """The connection to one server, over all its sockets.
@@ -153,6 +145,7 @@ class _Link:
     coming  by unit, how many keys of it are wanted
     asked   by unit, the clock for which it was asked last
     unacked by clock and key, the pushes that were not acknowledged, and their tokens
+    moved   bytes of pushes that were posted, and of weights that have come
     """
 
     def __init__(
@@ -183,7 +176,7 @@ class _Link:
         self.incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
         self._ends = False
-        self.came_back = 0
+        self.came_back, self.moved = 0, (0, 0)
         self.outbox = Outbox(window=way.window, fifo=way.fifo)
         self.moments, self._name = Moments(), f"server {number}"
         self._frames: Frames | None = None
@@ -215,6 +208,8 @@ class _Link:
         size = sum(self._sizes[key] for key in keys)
         message = Message(self._name, f"push of {unit}", clock)
         self.moments.begin(message, chunks=len(keys), size=size)
+        with self._changed:
+            self.moved = self.moved[0] + size, self.moved[1]
         if trades:
             with self._changed:
                 self._ask(unit, clock + 1)
@@ -286,31 +281,7 @@ class _Link:
     # -- the connection
 
     def _connect(self) -> None:
-        """Connects and greets, again and again until it succeeds. Raises ServerAway."""
-        until, why = monotonic() + self._way.patience, ""
-        for address in cycle(there := self._way.of(self._number)):
-            if monotonic() >= until or (self._way.over and self._way.over()):
-                break
-            try:
-                sock = connected(address, self._seal)
-                try:
-                    hello = {**self._way.hello, "place": self._seat[0], "rank": self._seat[1]}
-                    greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)
-                except BaseException:
-                    sock.close()
-                    raise
-                name = f"server {self._number}"
-                self._frames = Frames(sock, name, seconds=self._way.silence, most=1 << 32)
-                self._frames.send(JOIN, Fields(key=self.incarnation).packed)
-                return
-            except (OSError, Stranger, FrameError) as error:
-                why = str(error)
-                sleep(AGAIN)
-        raise ServerAway(
-            f"server {self._number} at {' or '.join(map(spell, there))} did not answer for "
-            f"{self._way.patience:g} s ({why}); check that it runs there, that this machine "
-            "reaches it, and that both have the same secret"
-        )
+        self._frames = reach(self._way, self._number, self._seat, self.incarnation, self._seal)
 
     def _run(self) -> None:
         """Sends and reads, and connects again, until the worker leaves."""
@@ -367,7 +338,9 @@ class _Link:
                     self.outbox.landed(self._sizes[key])
                 elif frame.kind == WEIGHTS and self._wanted.pop(key, None) is not None:
                     self._coming[self._chunks[key].unit] -= 1
-                    self._ended("pull", clock, key, sum(part.nbytes for part in frame.buffers))
+                    size = sum(part.nbytes for part in frame.buffers)
+                    self.moved = self.moved[0], self.moved[1] + size
+                    self._ended("pull", clock, key, size)
 
     def _acknowledged(self, clock: int, key: int) -> None:
         """Forgets a push; once, for one that was sent again is acknowledged again."""

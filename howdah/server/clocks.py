@@ -86,6 +86,7 @@ class Clocks:
     members    by place
     versions   by key, how often it was updated
     stale      how many updates were computed on weights that were so many versions old
+    ages       by place, of its updates: the sum of these ages, and how many updates there were
     repeated   updates that were sent again, and not applied again
     missed     steps that places have missed while nobody had them
     """
@@ -96,6 +97,7 @@ class Clocks:
     members: dict[int, Member] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
     stale: Counter[int] = field(default_factory=Counter)
+    ages: dict[int, tuple[int, int]] = field(default_factory=dict)
     repeated: int = 0
     missed: int = 0
 
@@ -215,8 +217,10 @@ class Clocks:
 
     def _applied(self, key: int, together: list[Update]) -> Round:
         lags = [self.versions[key] - self.members[one.worker].pulled[key] for one in together]
-        for update in together:
+        for update, lag in zip(together, lags, strict=True):
             self.members[update.worker].done[key] = update.clock + 1
+            age, count = self.ages.get(update.worker, (0, 0))
+            self.ages[update.worker] = age + lag, count + 1
         self.stale.update(lags)
         self.versions[key] += 1
         return Round(tuple(together), max(lags))

@@ -42,7 +42,11 @@ def read_ledger(path: Path) -> list[Event]:
     found = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         kind, *rest = line.split(" ")
-        if kind not in ("pull", "push") or len(rest) != 5 or not all(n.isdigit() for n in rest):
+        if (
+            kind not in ("pull", "push")
+            or len(rest) != 5
+            or not all(n.isascii() and n.isdigit() for n in rest)
+        ):
             raise UserError(f"{named(path)}, line {number}: not a line of a ledger: {line[:80]!r}")
         worker, incarnation, clock, key, version = map(int, rest)
         update = Update(worker, incarnation, clock, key)

@@ -92,9 +92,11 @@ class Outbox:
             if not self._may_send():
                 return
             self._lent, taken = True, self._taken()
-        self._send(taken)
-        with self._changed:
-            self._lent = False
+        try:
+            self._send(taken)
+        finally:
+            with self._changed:
+                self._lent = False
 
     @property
     def waiting(self) -> int:
@@ -124,9 +126,9 @@ class Outbox:
         while True:
             with self._changed:
                 self._waits = False
-                if self._closed:
-                    return []
-                if not self._lent:
+                if not self._lent:  # who posts may be in the middle of a frame
+                    if self._closed:
+                        return []
                     if self._ready():
                         return self._taken()
                     if self._last and not self._large:
@@ -140,8 +142,8 @@ class Outbox:
 
     def _called(self) -> bool:
         """Whether the thread that sends has something to do."""
-        done = self._last and not self._large
-        return self._closed or (not self._lent and (done or bool(self._ready())))
+        done = self._closed or (self._last and not self._large)
+        return not self._lent and (done or bool(self._ready()))
 
     def _ready(self) -> Queue:
         """The queue whose first letter may be sent now; empty: there is none."""

@@ -1,15 +1,30 @@
 """How a worker reaches its servers, and for how long it tries."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from time import monotonic, sleep
 
+from howdah.comm.frames import FrameError, Frames
+from howdah.comm.handshake import CALLER, Stranger, greet
+from howdah.comm.tls import Seal
 from howdah.plan.comm import Tls
-from howdah.server.addresses import Address
-from howdah.server.messages import SILENCE
+from howdah.server.addresses import Address, connected, spell
+from howdah.server.messages import JOIN, SILENCE, Fields
 from howdah.server.outbox import WINDOW
 
+AGAIN = 0.05  # seconds between attempts
 PATIENCE = 20.0  # seconds until a server that does not answer is given up
 STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
+
+
+class ServerGone(FrameError):
+    """A server does not want this worker any more, or cannot be reached; the message says which."""
+
+
+class ServerAway(ServerGone):
+    """A server cannot be reached; the message says for how long, and what to check."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +60,34 @@ class Way:
         """Where a server may be, the likeliest first."""
         others = self.others[number] if self.others else ()
         return [self.addresses[number], *others]
+
+
+def reach(way: Way, number: int, seat: tuple[int, int], incarnation: int, seal: Seal) -> Frames:
+    """A connection to a server, which was asked to be joined: tries again and again. Raises
+    ServerAway.
+
+    seat  the worker's place, and its rank
+    """
+    until, why = monotonic() + way.patience, ""
+    for address in cycle(there := way.of(number)):
+        if monotonic() >= until or (way.over and way.over()):
+            break
+        try:
+            sock = connected(address, seal)
+            try:
+                hello = {**way.hello, "place": seat[0], "rank": seat[1]}
+                greet(sock, way.secret, json.dumps(hello).encode(), role=CALLER)
+                frames = Frames(sock, f"server {number}", seconds=way.silence, most=1 << 32)
+                frames.send(JOIN, Fields(key=incarnation).packed)
+            except BaseException:
+                sock.close()
+                raise
+            return frames
+        except (OSError, Stranger, FrameError) as error:
+            why = str(error)
+            sleep(AGAIN)
+    raise ServerAway(
+        f"server {number} at {' or '.join(map(spell, there))} did not answer for "
+        f"{way.patience:g} s ({why}); check that it runs there, that this machine "
+        "reaches it, and that both have the same secret"
+    )

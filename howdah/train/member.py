@@ -26,9 +26,8 @@ from howdah.comm.transport import PeerLost, SingleRank, Transport
 from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import Piece
 from howdah.server.addresses import Address, connected, spell
-from howdah.server.client import ServerAway, ServerGone
 from howdah.server.line import Line, Take
-from howdah.server.way import Way
+from howdah.server.way import ServerAway, ServerGone, Way
 from howdah.shapes.weights import weights
 from howdah.text.tokens import Corpus
 from howdah.train.console import RunConsole

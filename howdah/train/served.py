@@ -218,6 +218,8 @@ class Server:
             "queue": self.host.queue,
             "queued": self.host.queued,
             "stale": dict(sorted(clocks.stale.items())),
+            "ages": {place: age for place, (age, _) in sorted(clocks.ages.items())},
+            "updates": {place: count for place, (_, count) in sorted(clocks.ages.items())},
             "missed": clocks.missed,
             "clocks": {place: one.clock for place, one in sorted(clocks.members.items())},
         }

@@ -39,14 +39,33 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
         "queued": max(said.get("queued", 0) for said in (*steps.values(), *servers.values())),
         "push_rate": sum(said.get("push_rate", 0.0) for said in servers.values()),
         "pull_rate": sum(said.get("pull_rate", 0.0) for said in servers.values()),
-        "workers": [{"worker": place, **said} for place, said in sorted(steps.items())],
+        "workers": [
+            {"worker": place, **said, "stale": _age(place, servers)}
+            for place, said in sorted(steps.items())
+        ],
         "servers": [dict(said) for _, said in sorted(servers.items())],
     }
 
 
+def _age(place: int, servers: Reports) -> float:
+    """How old the weights of a worker's updates were, in versions: the mean."""
+
+    def total(name: str) -> int:
+        every = [item for said in servers.values() for item in said.get(name, {}).items()]
+        return sum(count for one, count in every if int(one) == place)
+
+    return total("ages") / max(total("updates"), 1)
+
+
 def histograms_of(row: Mapping[str, Any]) -> dict[str, dict[int, int]]:
-    """How often weights were how old, by TensorBoard key, since the start."""
-    return {"served/staleness": {int(age): count for age, count in row["staleness"].items()}}
+    """How often weights were how old, by TensorBoard key, since the start: on all servers, and on
+    each.
+    """
+    found = {"served/staleness": row["staleness"]}
+    for said in row["servers"]:
+        if "stale" in said:
+            found[f"served/server {said['server']} staleness"] = said["stale"]
+    return {key: {int(age): n for age, n in counts.items()} for key, counts in found.items()}
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -57,7 +76,7 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     found["loss_metrics/global_avg_loss"] = float(row["loss"])
     for said in row["workers"]:
         of = f"served/worker {said['worker']}"
-        seen = ("seconds", "waited", *waits)
+        seen = ("seconds", "waited", "stale", *waits, *rates)
         found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
     for said in row["servers"]:
         of = f"served/server {said['server']}"

@@ -95,18 +95,22 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
 def _step(context: StepContext, client: Client, batch: list[Micro], step: int) -> dict[str, object]:
     """Pulls, computes and pushes one step; what is told of it."""
     began, waited = perf_counter(), context.mesh.waited.seconds
+    pushed, pulled = client.moved
     client.clock, client.tokens = step, float(count_tokens(batch))
     gatherer = context.placed.gatherer
     assert isinstance(gatherer, PulledWeights)
     gatherer.updated()
     total = float(accumulate(context, batch, step=step, tokens=1.0))
+    seconds, moved = perf_counter() - began, client.moved
     return {
         "step": step + 1,
         "loss": total,
         "tokens": client.tokens,
-        "seconds": perf_counter() - began,
+        "seconds": seconds,
         "waited": context.mesh.waited.seconds - waited,
         "queue": client.deepest,
         "queued": client.queued,
         "came_back": client.came_back,
+        "push_rate": (moved[0] - pushed) / seconds,
+        "pull_rate": (moved[1] - pulled) / seconds,
     }

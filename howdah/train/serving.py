@@ -37,8 +37,7 @@ from howdah.comm.frames import FrameError
 from howdah.comm.interface import LOOPBACK
 from howdah.comm.launch import WAY, Failure, explain, killed
 from howdah.parallel.flat_params import random_init
-from howdah.server.client import ServerAway
-from howdah.server.way import Way
+from howdah.server.way import ServerAway, Way
 from howdah.shapes.weights import weights
 from howdah.text.labelled import labels_of
 from howdah.text.tokenizer import extra_tokens

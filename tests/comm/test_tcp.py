@@ -25,6 +25,8 @@ from howdah.comm.interface import address_of, is_loopback, leading_to
 from howdah.comm.segments import SEGMENT, segments
 from howdah.comm.tcp_connect import LINES, listening, tcp_transport
 from howdah.comm.transport import PeerLost
+from howdah.parallel.mesh import connect_mesh
+from howdah.plan.layout import parse_layout
 
 SECRET = b"s" * 32
 HOST = "127.0.0.1"
@@ -391,6 +393,36 @@ def test_a_rank_that_is_silent_is_named(ranks):
         PeerLost, match=r"rank 1 was silent for 0\.3 s, as rank 0 saw; this rank ca"
     ):
         transports[0].barrier()
+
+
+def test_why_a_rank_gives_up_is_told_to_those_that_wait_for_it(ranks):
+    transports = ranks(3)
+
+    def call(transport):
+        if transport.rank == 1:
+            return transport.abort("no room is left on the disk")
+        return transport.all_reduce(torch.ones(5))
+
+    zero, _, two = everywhere(transports, call)
+    said = r"^rank 1 gave up: no room is left on the disk, as rank {} saw; this rank called all_red"
+    assert re.search(said.format(0), str(zero)), zero
+    assert re.search(said.format(2), str(two)), two
+
+
+def in_a_mesh(transport):
+    """What each rank of a mesh says when rank 1 fails."""
+    try:
+        with connect_mesh(parse_layout("dp2"), transport, torch.device("cpu")) as mesh:
+            if mesh.rank:
+                raise MemoryError("no memory is left\non this machine")
+            mesh.world.all_reduce(torch.ones(5))
+    except (MemoryError, PeerLost) as error:
+        return str(error)
+
+
+def test_what_ends_a_mesh_is_told_to_its_other_ranks(workers):
+    said = workers.run(in_a_mesh, ranks=2, transport="tcp")
+    assert said[0].startswith("rank 1 gave up: no memory is left, as rank 0 saw; this rank called")
 
 
 def test_a_rank_that_leaves_does_not_disturb_the_others(ranks):

@@ -143,6 +143,8 @@ class Play:
             worker.unsent.discard((server, key))
             update = Update(worker.place, worker.incarnations[server], worker.clock, key)
             self.desks[server].push(update, str(update))
+            if self.sync.kind == "asp":
+                assert (worker.place, worker.clock) in self.desks[server].shard.applied[key], "late"
             worker.sent.append((server, update))
             if not worker.unsent:
                 worker.clock += 1
@@ -164,6 +166,7 @@ class Play:
                 worker.wanted.discard((server, answer.key))
                 if not worker.wanted:
                     worker.unsent = set(self.keys)
+        assert self.sync.kind != "asp" or not self.desks[server].wishes, "a pull of asp waits"
 
     # -- what must hold
 
@@ -252,6 +255,23 @@ def test_a_round_that_is_applied_before_all_have_pushed_is_noticed(monkeypatch):
     broken(monkeypatch, "live", property(lambda self: []))
     with pytest.raises(AssertionError):
         play(range(20), "bsp", 0)
+
+
+@pytest.mark.parametrize("what", ["push", "pull"])
+def test_asp_that_waits_is_noticed(what, monkeypatch):
+    push = Clocks.push
+
+    def applied_later(self, update):
+        held, self.held = getattr(self, "held", []), push(self, update)
+        return held
+
+    def answered_later(self, worker, incarnation, *, clock, key):
+        return self._member(worker, incarnation, key).done[key] > clock
+
+    name, late = ("push", applied_later) if what == "push" else ("may_pull", answered_later)
+    broken(monkeypatch, name, late)
+    with pytest.raises(AssertionError, match="late" if what == "push" else "a pull of asp waits"):
+        play(range(20), "asp", 0)
 
 
 # -- single rules

@@ -16,10 +16,10 @@ from small_servers import (
 from test_wire import HELLO, SECRET, servers, units
 
 from howdah.plan.method import Sync
-from howdah.server.client import Client, ServerGone
+from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
-from howdah.server.way import Way
+from howdah.server.way import ServerGone, Way
 
 
 def of_two(chunks):

@@ -31,14 +31,14 @@ from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.method import Sync
 from howdah.server import client as client_module
-from howdah.server.client import Client, ServerAway, ServerGone
+from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.ledger import replay, twice
 from howdah.server.messages import JOINED, PING, PULL, PUSH, Fields, fields_of
 from howdah.server.outbox import Letter, Outbox
-from howdah.server.way import Way
+from howdah.server.way import ServerAway, ServerGone, Way
 
 SECRET = bytes(range(32))
 HELLO = {"run": "small", "code": "1"}

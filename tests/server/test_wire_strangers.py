@@ -18,10 +18,10 @@ from howdah.base.errors import UserError
 from howdah.comm.frames import Frames, Gone, pack
 from howdah.comm.handshake import CALLER, MAGIC, NONCE, greet
 from howdah.plan.method import Sync
-from howdah.server.client import Client, ServerGone
+from howdah.server.client import Client
 from howdah.server.ledger import twice
 from howdah.server.messages import JOIN, PULL, PUSH, Fields
-from howdah.server.way import Way
+from howdah.server.way import ServerGone, Way
 
 
 @pytest.mark.parametrize("said", [b'{"place": Infinity}', b'{"place": 1.5}', b"[" * 200_000])

@@ -10,10 +10,9 @@ import pytest
 from small_gatherings import SERVED, Members, elsewhere, gathering
 
 from howdah.base.errors import Unfinished
-from howdah.server.client import ServerGone
 from howdah.server.ledger import read_ledger, twice
 from howdah.server.outbox import PULSE
-from howdah.server.way import Way
+from howdah.server.way import ServerGone, Way
 from howdah.train import member
 from howdah.train.member import serve_there, work_there
 from howdah.train.serving import corpus_of

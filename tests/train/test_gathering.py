@@ -290,6 +290,32 @@ def test_a_server_that_waits_for_others_is_not_stalled(make_job):
     assert ended == [1]
 
 
+def test_of_two_servers_that_do_not_reach_each_other_the_first_that_says_so_stays(make_job):
+    """Each has a replica of the other. Who ended both would have lost the run."""
+    sync = 'method.sync={kind = "asp", workers = 1, replicas = 1}'
+    crew, ended, told = Crew(make_job("cut", *SERVED, sync), print, step=-1, again="it"), [], []
+    for number in range(2):
+        end, at = (lambda number=number: ended.append(number)), ("127.0.0.1", number)
+        one = Member("server", number, told.append, end)
+        crew.members[one.name] = one
+        crew.hear(one, {"addresses": {0: at, 1: at}, "feeds": {0: at, 1: at}})
+    zero, one = crew.members["server 0"], crew.members["server 1"]
+    crew.hear(zero, {"unreached": 0})
+    assert ended == [1] and one.told == (
+        "stalled",
+        "server 1 copies nothing of server 0, or is cut off from it",
+    )
+    crew.hear(one, {"unreached": 1})
+    crew.hear(zero, {"unreached": 0})
+    assert ended == [1]
+    del crew.members["server 1"]
+    told.clear()
+    crew.server_died(one, one.told[1])
+    assert {"promote": 1} in told and {"moved": [1]} in told
+    crew.hear(zero, {"unreached": 0})  # what was said before it was told
+    assert ended == [1]
+
+
 def test_the_ledger_of_each_start_begins_empty(make_job):
     """A run that was ended before it had saved anything, and was started again, wrote behind the
     ledger of the first start, so that each update was there twice.
