@@ -83,6 +83,7 @@ def sizes_of(row: Row, program: Program) -> list[int]:
 
 
 def chosen_for(row: Row) -> str:
-    """What the selector takes on the topology that the probe found."""
-    cluster = cluster_of_topology(probe_of(row))
-    return best(cluster, row["op"], shape_of(row), row["bytes"])
+    """What the selector takes on the topology that the probe found, and with what it measured."""
+    cluster, kept = cluster_of_topology(probe_of(row)), parse_kept(row["probe"])
+    assert kept is not None
+    return best(cluster, row["op"], shape_of(row), row["bytes"], kept.corrections)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from howdah.bench.collectives import slowest
 from howdah.bench.trials import Trial, allocate, check, make_trial, views
+from howdah.bench.tuning import tuned
 from howdah.comm.chosen import Choosing, algorithms_of, choosing
 from howdah.comm.rendezvous import join
 from howdah.comm.topology import hosts_of, measured
@@ -57,6 +58,10 @@ class Rank:
 
     def measure(self) -> str:
         return spell(Kept(measured(self.wire, hosts_of(self.wire))))
+
+    def tune(self) -> str:
+        """With corrections, as `howdah doctor --hosts --measure` makes them."""
+        return spell(tuned(self.wire, Kept(measured(self.wire, hosts_of(self.wire)))))
 
     def cell(self, op: str, size: int, texts: list[str]) -> str:
         memory = views(allocate(size + 8 * self.wire.size), size, torch.float32, apart=True)

@@ -86,13 +86,22 @@ def goal(what: str, found: float, limit: float, met: bool) -> Row:
 
 def selected(rows: Sequence[Row]) -> float | None:
     """The share of the selector's cells in which what it takes is near the best; None without."""
-    near = [
-        took <= GOOD * least
-        for row in rows
-        if row["grid"] == "selector"
-        for took, least in [against_best(row)]
-    ]
+    near = [is_near(row) for row in rows if row["grid"] == "selector"]
     return sum(near) / len(near) if near else None
+
+
+def is_near(row: Row) -> bool:
+    """Whether what the selector takes is near the best, or within the spread of its blocks: the
+    middle three of the five of both overlap.
+    """
+    took, least = against_best(row)
+    if took <= GOOD * least:
+        return True
+    every = row["contestants"]
+    if (taken := every.get(chosen_for(row))) is None:
+        return False
+    first = min(every.values(), key=lambda one: one["seconds"])
+    return bool(sorted(taken["blocks"])[1] <= sorted(first["blocks"])[-2])
 
 
 def against_best(row: Row) -> tuple[float, float]:

@@ -118,6 +118,21 @@ def measured(cell: Cell, ranks: Ranks, probe: str) -> Row:
     return {**row, "contestants": rows}
 
 
+def probed(ranks: Ranks, store: Path, cell: Cell) -> str:
+    """What the links of a place were found to be. For the selector that of its first visit, with
+    corrections: a run reads what `howdah doctor --hosts --measure` has kept.
+    """
+    if cell.grid != "selector":
+        return str(ranks.tell("measure"))
+    kept = store / f"tuned {cell.profile} {cell.shape}.json"
+    if not kept.is_file():
+        began = monotonic()
+        store.mkdir(parents=True, exist_ok=True)
+        kept.write_text(ranks.tell("tune"), "utf-8")
+        print(f"{kept.stem}: {monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    return kept.read_text("utf-8")
+
+
 def require_crossing(ranks: Ranks, shape: Shape) -> None:
     """Before anything is timed: an all-reduce leaves each host by its card, as often as its program
     says. Raises UserError.
@@ -152,7 +167,7 @@ def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Itera
             ranks = Ranks(box, shape, wire)
             try:
                 require_crossing(ranks, shape)
-                probe = ranks.tell("measure")
+                probe = probed(ranks, store, left[0])
                 for cell in left:
                     if monotonic() > until:
                         break
@@ -188,7 +203,8 @@ def main() -> int:
         cells.sort(key=place)
     store, alone = STORE / asked.wire, asked.tiny or asked.only
     for cell in cells if asked.anew or asked.tiny else ():
-        (store / f"{cell.key}.json").unlink(missing_ok=True)
+        for name in (cell.key, f"tuned {cell.profile} {cell.shape}"):
+            (store / f"{name}.json").unlink(missing_ok=True)
     try:
         watch = quiet.Watch(writes=not alone, loaded=asked.loaded)
         for _ in take(cells, asked.wire, store, asked.minutes):

@@ -1,8 +1,9 @@
 """How far prices of algorithms are off between these hosts: the correction table of the selector.
 
 For each operation and size the likeliest algorithms, by price, are timed on all ranks together, and
-the measured time over the price is kept with the topology (`machines/topology.py`, `Kept`). Long
-vectors are left to their prices: what links decide needs no correction.
+the measured time over the price is kept with the topology (`machines/topology.py`, `Kept`). Of
+short messages, whose prices are the least sure, more algorithms are timed, and more calls. Very
+long vectors are left to their prices: what links decide needs no correction.
 """
 
 from dataclasses import replace
@@ -18,9 +19,9 @@ from howdah.comm.transport import Transport
 from howdah.machines.topology import Kept, cluster_of
 from howdah.sim.selector import SIZED, SIZES, Correction, Line, Shape, lines
 
-LIKELY = 3  # algorithms of each operation and size, and the direct way
-LONGEST = 0.05  # seconds of a price
-CALLS = 5
+LIKELY, CALLS = 4, 5  # algorithms of each operation and size, and the direct way; calls of each
+LIKELY_SHORT, CALLS_SHORT = 8, 15  # where the least price is short
+SHORT, LONGEST = 0.005, 0.3  # seconds of a price
 DEFAULT = "default"
 
 
@@ -47,9 +48,11 @@ def tuned(transport: Transport, kept: Kept) -> Kept:
 def likely(prices: tuple[Line, ...], size: int) -> list[Line]:
     """The lines that are timed for a vector of `size` bytes: none where the least is long."""
     ordered = sorted(prices, key=lambda line: line.fixed + line.byte * size)
-    if ordered[0].fixed + ordered[0].byte * size > LONGEST:
+    least = ordered[0].fixed + ordered[0].byte * size
+    if least > LONGEST:
         return []
-    return [line for n, line in enumerate(ordered) if n < LIKELY or line.text == DEFAULT]
+    most = LIKELY_SHORT if least < SHORT else LIKELY
+    return [line for n, line in enumerate(ordered) if n < most or line.text == DEFAULT]
 
 
 def _seconds(chosen: Choosing, op: str, text: str, size: int) -> float:
@@ -61,5 +64,6 @@ def _seconds(chosen: Choosing, op: str, text: str, size: int) -> float:
     memory = views(allocate(size + 8 * chosen.size), size, torch.float32, apart=True)
     trial = make_trial(carrier, op, memory)
     run = loop(chosen.wire, trial.call, trial.given)
-    run(1)
-    return median(slowest(chosen.wire, [run(1) for _ in range(CALLS)]))
+    first = slowest(chosen.wire, [run(1)])[0]
+    calls = CALLS_SHORT if first < SHORT else CALLS
+    return median(slowest(chosen.wire, [run(1) for _ in range(calls)]))

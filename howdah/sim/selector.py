@@ -151,7 +151,9 @@ def lines(cluster: Cluster, op: str, shape: Shape) -> tuple[Line, ...]:
 def best(
     cluster: Cluster, op: str, shape: Shape, size: int, corrections: Iterable[Correction] = ()
 ) -> str:
-    """The text of the algorithm with the least price for a vector of `size` bytes."""
+    """The text of the algorithm with the least price for a vector of `size` bytes; where the
+    likeliest were measured, and the transport's own way with them, of those.
+    """
     factors = {
         text: factor
         for of, text, groups, at, factor in corrections
@@ -162,7 +164,10 @@ def best(
         price = (line.fixed + line.byte * size) * factors.get(line.text, 1.0)
         return price, line.text != DEFAULT, line.text  # of equals, nothing is chosen
 
-    return min(lines(cluster, op, shape), key=seconds).text
+    every = lines(cluster, op, shape)
+    timed = [line for line in every if line.text in factors]
+    likeliest = len(timed) > 1 and DEFAULT in factors
+    return min(timed if likeliest else every, key=seconds).text
 
 
 def chosen_text(

@@ -166,9 +166,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     stack.enter_context(closing(console))
     records = records_of(job, start, console.say) if mesh.rank == 0 else None
     snapshots, spikes = snapshots_for(job.plan, mesh), spikes_of(job, start, device)
-    ahead = start.updates - start.step
     context = StepContext(
-        placed, mesh, job.method, job.seed, snapshots=snapshots, spikes=spikes, ahead=ahead
+        placed, mesh, job.method, job.seed, snapshots=snapshots, spikes=spikes, ahead=start.ahead
     )
     tell: Say = console.say
     if records:

@@ -83,6 +83,11 @@ class Start:
         """
         return self.step if self.checkpoint is None else updates_of(self.checkpoint)
 
+    @property
+    def ahead(self) -> int:
+        """How many of them are beyond one a step."""
+        return self.updates - self.step
+
 
 def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Start:
     """Finds the start of this run. All ranks call together and return the same start."""

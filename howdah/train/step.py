@@ -77,7 +77,7 @@ class StepContext:
     square     computes the squared norm of gradients, as a float64 scalar on their device
     snapshots  copies of masters and states for which an update must wait
     spikes     decides which losses are spikes, whose updates are left out
-    ahead      updates that the optimizer's states have seen beyond one a step: see `Start.updates`
+    ahead      updates that the optimizer's states have seen beyond one a step (`Start.ahead`)
     """
 
     placed: ParallelModel

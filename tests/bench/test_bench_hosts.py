@@ -148,7 +148,10 @@ def test_the_selector_is_judged_against_the_best(scripts):
     assert told["goal"].endswith("4 cells, of 945") and told["met"]
     taken = prices.chosen_for(rows[0])
     other = next(text for text in rows[0]["contestants"] if text != taken)
-    rows[0]["contestants"][other]["seconds"] = 0.8
+    rows[0]["contestants"][taken]["blocks"] = [1.0] * 5
+    rows[0]["contestants"][other] |= {"seconds": 0.8, "blocks": [0.7, 0.8, 0.8, 1.0, 1.1]}
+    assert tables.selected(rows) == 1.0  # within the spread of its blocks
+    rows[0]["contestants"][other] |= {"seconds": 0.8, "blocks": [0.8] * 5}
     assert tables.selected(rows) == 0.75
     assert f"| {taken} | 1.25 | {other} |" in tables.report("A machine.", rows, [])
 

@@ -1,5 +1,5 @@
-"""The page docs/how-to/two-machines.md, walked in a box: its own commands, on hosts that share no
-folder, one of which has a clock that is five hours ahead.
+"""The pages docs/how-to/two-machines.md and rack.md, walked in a box: their own commands, on hosts
+that share no folder, one of which has a clock that is five hours ahead.
 """
 
 import os
@@ -19,7 +19,8 @@ import howdah
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 HERE = Path(__file__).parent
 PACKAGE = Path(howdah.__file__).parent
-PAGE = HERE.parents[1] / "docs" / "how-to" / "two-machines.md"
+PAGES = HERE.parents[1] / "docs" / "how-to"
+PAGE = PAGES / "two-machines.md"
 WORK = Path("/tmp", "work")  # in the /tmp that each host has of its own
 FEW = ["train.save_every=3", "threads=1"]
 
@@ -36,10 +37,11 @@ def clock(tmp_path):
     return made
 
 
-def page_line(start):
-    """The words of the page's first command that begins so."""
-    found = re.search(rf"^\$ ({re.escape(start)}.*)$", PAGE.read_text("utf-8"), re.M)
-    assert found, f"the page has no command {start}"
+def page_line(start, end="", page=PAGE):
+    """The words of the page's first command that begins and ends so."""
+    pattern = rf"^\$ ({re.escape(start)}.*{re.escape(end)})$"
+    found = re.search(pattern, page.read_text("utf-8"), re.M)
+    assert found, f"the page has no command {start} ... {end}"
     return shlex.split(found[1])
 
 
@@ -72,7 +74,7 @@ class Hosts:
         run = self.start(host, [sys.executable, "-m", "howdah", *words])
         return run.communicate()[0], run.returncode
 
-    def torchrun(self, hosts, line, *changes, ranks):
+    def torchrun(self, hosts, line, *changes, ranks, few=FEW):
         """The page's line on these hosts, the first of which is HOST; what each said, and codes."""
         names = {"HOST": f"host{hosts[0]}", "recipes/laptop.toml": "small.toml"}
         runs = []
@@ -81,7 +83,7 @@ class Hosts:
             words[words.index("--node-rank") + 1] = node
             words[words.index("--nproc-per-node") + 1] = ranks
             torchrun = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-            runs.append(self.start(host, [*torchrun, *FEW, *changes]))
+            runs.append(self.start(host, [*torchrun, *few, *changes]))
         said = [""] * len(runs)
 
         def read(n):
@@ -147,6 +149,23 @@ def test_the_page_of_two_machines(box, clock):
         assert sorted(here) == [7, 8, 9]
         for step in here:
             assert here[step] == pytest.approx(there[step], rel=1e-4)
+
+
+def test_the_page_of_a_rack(box, clock):
+    """Doctor, train by what it measured, sample."""
+    every, rack = [0, 1, 2, 3], PAGES / "rack.md"
+    with box("flat-1g", 4) as cluster:
+        hosts = Hosts(cluster, clock)
+        doctor = page_line("torchrun --nnodes 4", "doctor --hosts --measure", rack)
+        said, codes = hosts.torchrun(every, doctor, ranks=1, few=())
+        assert codes == [0] * 4 and "4: host0 host1 host2 host3; 1 rank each" in said[0], said
+        train = page_line("torchrun --nnodes 4", "folder=runs/rack", rack)
+        said, codes = hosts.torchrun(every, train, "train.steps=6", ranks=1)
+        assert codes == [0] * 4, said
+        assert "chosen for 4 hosts, measured" in said[0] and ": equal" in said[0]
+        sample = page_line("howdah sample", page=rack)
+        told, code = hosts.howdah(0, *sample[1:])
+        assert code == 0, told
 
 
 def test_all_machines_are_started_from_one_terminal(box, clock, tmp_path):

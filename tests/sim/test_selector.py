@@ -99,6 +99,17 @@ def test_a_measured_correction_changes_the_choice():
     )
 
 
+def test_where_the_likeliest_were_measured_no_other_is_taken():
+    """All of them took longer than their prices, and one that was not measured would seem cheap."""
+    shape, size = Shape(4, 1), 1 << 10
+    ordered = sorted(lines(FLAT, "broadcast", shape), key=lambda one: one.fixed + one.byte * size)
+    likely = {*(one.text for one in ordered[:2]), "default"}
+    rows = [("broadcast", text, "4x1", size, 1.5) for text in likely]
+    assert ordered[2].fixed < 1.5 * ordered[0].fixed
+    assert best(FLAT, "broadcast", shape, size, rows) == ordered[0].text
+    assert best(FLAT, "broadcast", shape, size, rows[:0]) == ordered[0].text
+
+
 def test_messages_that_cost_work_favour_few_of_them():
     """The direct way has as many messages of a rank as there are others."""
     shape = Shape(8, 1)
