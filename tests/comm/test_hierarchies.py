@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from test_link_selection import apart
 
 from howdah.collectives.choice import chunk_sizes, placement, program_of
 from howdah.collectives.execute import run
@@ -154,3 +155,30 @@ def test_three_hosts(six, machines):
         )
         assert torch.equal(found["all_gather"][0], whole)
         assert torch.equal(found["broadcast"][0], inputs(6)[ROOT])
+
+
+def narrow_between(transport, machines, cache, dtype):
+    """A sum and a mean in a narrow type, by stages inside of hosts and between them."""
+    found = []
+    with apart(transport, machines, cache) as wire:
+        chosen = choosing(wire, algorithms_of({"all_reduce": "hierarchical"}))
+        for op in ("sum", "mean"):
+            x = inputs(4)[wire.rank].to(dtype)
+            chosen.all_reduce(x, op)
+            found.append(x.double())
+        if chosen.near:
+            chosen.near.close()
+    return found
+
+
+@pytest.mark.parametrize("machines", ["aabb", "abab"])
+@pytest.mark.parametrize(("dtype", "half"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_narrow_types_are_rounded_once_a_stage_between_hosts(
+    workers, tmp_path, machines, dtype, half
+):
+    """Once inside of a host, and once between; a mean is one more division."""
+    terms = torch.stack([x.to(dtype).double() for x in inputs(4)])
+    most = terms.abs().sum(0) * half * 1.02
+    for total, mean in workers.run(narrow_between, machines, tmp_path, dtype, ranks=4):
+        assert ((total - terms.sum(0)).abs() <= 2 * most).all()
+        assert ((mean - terms.mean(0)).abs() <= 3 * most / 4).all()

@@ -9,14 +9,15 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
+from howdah.bench.tuning import likely, tuned
 from howdah.collectives.choice import everywhere, program_of
 from howdah.comm.chosen import choosing
 from howdah.comm.rendezvous import choose
 from howdah.comm.selection import chosen_on, settled, topology_of
 from howdah.comm.topology import Seen, hosts_of, measured, told_by_first
-from howdah.machines.topology import Kept, Topology, cards_of
+from howdah.machines.topology import Kept, Topology, cards_of, cluster_of, parse, spell
 from howdah.plan.comm import Algorithms
-from howdah.sim.selector import Shape
+from howdah.sim.selector import Shape, best, lines
 
 
 @contextmanager
@@ -125,6 +126,32 @@ def read_after_damage(transport, machines, cache):
             keep(Kept(wrong), file)
             os.replace(file, file_of(seen))
         return topology_of(wire)
+
+
+def tune(transport, machines, cache):
+    with (
+        apart(transport, machines, cache) as wire,
+        patch("howdah.bench.tuning.SIZED", ("all_reduce", "broadcast")),
+        patch("howdah.bench.tuning.SIZES", (1 << 10, 1 << 40)),
+    ):
+        return tuned(wire, topology_of(wire))
+
+
+def test_the_likeliest_are_measured_and_one_of_them_is_taken(workers, tmp_path):
+    """And a vector whose price is too long is left to its price."""
+    kept, *others = workers.run(tune, "aabb", tmp_path, ranks=4)
+    assert all(one == kept for one in others) and parse(spell(kept)) == kept
+    cluster, shape = cluster_of(kept.topology), Shape(2, 2)
+    for op in ("all_reduce", "broadcast"):
+        prices = lines(cluster, op, shape)
+        found = {text: factor for of, text, *_, factor in kept.corrections if of == op}
+        assert [*found] == [line.text for line in likely(prices, 1 << 10)] and "default" in found
+        assert min(found.values()) > 0
+        took = {
+            p.text: (p.fixed + p.byte * 1024) * found[p.text] for p in prices if p.text in found
+        }
+        assert best(cluster, op, shape, 1 << 10, kept.corrections) == min(took, key=took.get)
+    assert {row[2:4] for row in kept.corrections} == {("2x2", 1 << 10)}
 
 
 def test_measuring_needs_no_selection(workers, tmp_path):
