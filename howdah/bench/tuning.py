@@ -6,6 +6,7 @@ short messages, whose prices are the least sure, more algorithms are timed, and 
 long vectors are left to their prices: what links decide needs no correction.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -19,8 +20,9 @@ from howdah.comm.transport import Transport
 from howdah.machines.topology import Kept, cluster_of
 from howdah.sim.selector import SIZED, SIZES, Correction, Line, Shape, lines
 
-LIKELY, CALLS = 4, 5  # algorithms of each operation and size, and the direct way; calls of each
-LIKELY_SHORT, CALLS_SHORT = 8, 15  # where the least price is short
+TURNS, WARM = 3, 200  # of all algorithms of an operation and size; barriers before the first
+LIKELY, CALLS = 4, 1  # algorithms of each operation and size, and the direct way; calls in a turn
+LIKELY_SHORT, CALLS_SHORT = 8, 9  # where the least price is short
 SHORT, LONGEST = 0.005, 0.3  # seconds of a price
 DEFAULT = "default"
 
@@ -33,12 +35,18 @@ def tuned(transport: Transport, kept: Kept) -> Kept:
     cluster = cluster_of(kept.topology)
     shape = Shape(len(kept.topology.hosts), kept.topology.ranks)
     try:
+        for _ in range(WARM):
+            chosen.wire.barrier()
         found: list[Correction] = []
         for op in SIZED:
             for size in SIZES:
-                for line in likely(lines(cluster, op, shape), size):
-                    factor = _seconds(chosen, op, line.text, size) / (line.fixed + line.byte * size)
-                    found.append((op, line.text, str(shape), size, factor))
+                prices = {
+                    line.text: line.fixed + line.byte * size
+                    for line in likely(lines(cluster, op, shape), size)
+                }
+                times = _timed(chosen, op, [*prices], size) if prices else {}
+                for text, seconds in times.items():
+                    found.append((op, text, str(shape), size, seconds / prices[text]))
     finally:
         if chosen.near:
             chosen.near.close()
@@ -55,15 +63,19 @@ def likely(prices: tuple[Line, ...], size: int) -> list[Line]:
     return [line for n, line in enumerate(ordered) if n < most or line.text == DEFAULT]
 
 
-def _seconds(chosen: Choosing, op: str, text: str, size: int) -> float:
-    """Median seconds of a call on the slowest rank."""
-    carrier: Transport = chosen.wire
-    if text != DEFAULT:
-        chosen.algorithms = algorithms_of({op: text})
-        carrier = chosen
+def _timed(chosen: Choosing, op: str, texts: Sequence[str], size: int) -> dict[str, float]:
+    """Median seconds of a call on the slowest rank, of each algorithm; they take turns."""
     memory = views(allocate(size + 8 * chosen.size), size, torch.float32, apart=True)
-    trial = make_trial(carrier, op, memory)
-    run = loop(chosen.wire, trial.call, trial.given)
-    first = slowest(chosen.wire, [run(1)])[0]
-    calls = CALLS_SHORT if first < SHORT else CALLS
-    return median(slowest(chosen.wire, [run(1) for _ in range(calls)]))
+    trials = {
+        text: make_trial(chosen.wire if text == DEFAULT else chosen, op, memory) for text in texts
+    }
+    found: dict[str, list[float]] = {text: [] for text in texts}
+    for _ in range(TURNS):
+        for text, trial in trials.items():
+            if text != DEFAULT:
+                chosen.algorithms = algorithms_of({op: text})
+            run = loop(chosen.wire, trial.call, trial.given)
+            first = slowest(chosen.wire, [run(1)])[0]
+            calls = CALLS_SHORT if first < SHORT else CALLS
+            found[text] += slowest(chosen.wire, [run(1) for _ in range(calls)])
+    return {text: median(every) for text, every in found.items()}
