@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Condition, Event, Thread
-from time import monotonic
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from torch import Tensor
 from howdah.comm.frames import FrameError, Frames, Head, is_damage
 from howdah.comm.handshake import CALLER, Door, Stranger, greet
 from howdah.comm.tls import sealing
+from howdah.comm.watch import Patience
 from howdah.plan.comm import Tls
 from howdah.server.addresses import Address, connected
 from howdah.server.clocks import Refused
@@ -70,7 +70,7 @@ class Chain:
         self.seq = self.has = 0
         self.told: Callable[[int], None] = lambda number: None
         self.lost: Callable[[], None] = lambda: None
-        self._since = monotonic()  # the first deed of those that it lacks was done, or another seen
+        self._patience = _patience()  # from the first deed that it lacks on, or from the last seen
 
     def follow(self, behind: Sequence[Address]) -> None:
         """Begins to copy to the replicas behind, the next one first."""
@@ -84,7 +84,7 @@ class Chain:
         with self._changed:
             self.seq += 1
             if self._behind:
-                self._since = self._since if self._kept else monotonic()
+                self._patience = self._patience if self._kept else _patience()
                 self._kept.append((self.seq, deed, term))
                 self._post(self.seq, deed, term)
                 return
@@ -133,14 +133,14 @@ class Chain:
             except (OSError, Stranger, FrameError, ValueError):
                 if self._is_late():
                     self.lost()
-                    self._since = monotonic()
+                    self._patience = _patience()
                 with self._changed:
                     self._changed.wait(AGAIN)
 
     def _is_late(self) -> bool:
         """Whether the next replica lacks deeds, and has confirmed none for too long."""
         with self._changed:
-            return bool(self._kept) and monotonic() - self._since > UNREACHED
+            return bool(self._kept) and not self._patience.look()
 
     def _copy(self, address: Address) -> None:
         """Copies to one replica until the connection ends, with an exception."""
@@ -179,11 +179,16 @@ class Chain:
         with self._changed:
             while self._kept and self._kept[0][0] <= number:
                 self._kept.popleft()
-                self._since = monotonic()
+                self._patience = _patience()
             if not self._behind or number <= self.has:
                 return
             self.has = min(number, self.seq)
         self.told(self.has)
+
+
+def _patience() -> Patience:
+    """With a replica; time in which this process was stopped does not count."""
+    return Patience(UNREACHED, every=SILENCE / 4)
 
 
 class Follower:

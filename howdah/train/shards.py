@@ -140,12 +140,14 @@ class Shards:
                     chain.drop((str(said["dead"][0]), int(said["dead"][1])))
                 if "moved" in said:
                     self._save_again()
+                if "unreached" in said:  # by a chain of this process
+                    self._tell(said)
         return True
 
     def _begin(self, shard: int, behind: list[Address]) -> None:
         server = self._servers[shard]
         if server.chain:
-            server.chain.lost = partial(self._tell, {"unreached": shard})
+            server.chain.lost = partial(self._told.put, {"unreached": shard})
             server.chain.follow(behind)
         if shard == self._number:
             self._serve(shard)

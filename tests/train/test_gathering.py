@@ -13,7 +13,7 @@ from small_runs import tensors, train_on
 
 from howdah.base.errors import Unfinished, UserError
 from howdah.base.signals import StopRequest
-from howdah.checkpoint.folders import step_folder
+from howdah.checkpoint.folders import draft_folder, step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.handshake import CALLER, greet
 from howdah.server.clocks import Update
@@ -61,6 +61,23 @@ def test_members_with_folders_of_their_own_train_and_go_on_from_a_checkpoint(
     assert not list(tmp_path.glob("s?/server-*"))  # what was sent is not kept
     there = open_checkpoint(step_folder(tmp_path / "joined" / "checkpoints", 4))
     assert not there.verify()
+
+
+def test_a_last_step_that_cannot_be_saved_is_said_and_is_code_1(make_job, tmp_path):
+    """It counted as dead servers, or as success."""
+    job = make_job("full", *SERVED, BSP, "train.steps=2", "train.save_every=0")
+    corpus, members = corpus_of(job), Members()
+    with gathering(job) as (run, address):
+        draft = draft_folder(job.folder / "checkpoints", 2)
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_text("in the way")
+        for number in range(2):
+            members.start(serve_there, elsewhere(job, tmp_path, f"s{number}"), corpus, address)
+            members.start(work_there, elsewhere(job, tmp_path, f"w{number}"), corpus, address)
+        assert run.see_through() == 1
+    assert members.join() == []
+    assert run.said[-1] == "step 2 is not saved (File exists): free some room, and go on"
+    assert sum("so that its step is not saved: File exists" in line for line in run.said) == 1
 
 
 # -- who comes and goes
