@@ -128,13 +128,22 @@ def _compared(job: Job) -> Layout:
     return replace(job.layout, server=0) if job.method.sync and job.layout.tp > 1 else job.layout
 
 
-def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu") -> Case:
-    """The run, shrunk as described at the top of this file."""
+def miniature(
+    job: Job, *, precision: Precision, steps: int, device: str = "cpu", world: int = 0
+) -> Case:
+    """The run, shrunk as described at the top of this file.
+
+    world  ranks that there are; where as many replicas as the run has make up that number, the
+           miniature has as many. 0: any
+    """
     layout = small_layout(_compared(job), own_schedule=job.plan.schedule is not None)
     micro, sequence = 2, 24 if layout.cp == 1 else 25  # chunks of two lengths
-    rows = micro * layout.readers * (layout.micros or 1)
     shape = small_shape(job.shape, context=sequence)
     layout = replace(layout, tp=small_parts(job.layout.tp, job.shape, shape))
+    if not (layout.shard or layout.hpz or layout.ep > 1):
+        as_many = replace(layout, dp=_compared(job).readers)
+        layout = as_many if as_many.world == world else layout
+    rows = micro * layout.readers * (layout.micros or 1)
     if shape.k < layout.tp * layout.trading:
         shape = small_shape(job.shape, context=sequence, times=layout.trading)
     layers = max(shape.layers, layout.pp * layout.virtual)

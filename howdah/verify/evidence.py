@@ -5,8 +5,9 @@ them. Every rank returns checksums of its weights: ranks that hold the same box 
 hold equal bits.
 """
 
+import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 from zlib import crc32
 
@@ -65,6 +66,38 @@ class Evidence:
     wires: Wires = TCP
     rows: tuple[int, int] = (0, 0)
     routed: dict[str, list[int]] = field(default_factory=dict)
+
+
+def spelled(evidence: Evidence) -> bytes:
+    """What rank 0 is told of another rank's evidence: not the arrays, which are on rank 0 alone."""
+    return json.dumps(
+        {
+            "sent": [[*row, count] for row, count in evidence.sent.items()],
+            "held": dict(evidence.held),
+            "packed": evidence.packed,
+            "documents": [[several, count] for several, count in evidence.documents.items()],
+            "checksums": evidence.checksums,
+            "rows": evidence.rows,
+            "routed": evidence.routed,
+        }
+    ).encode()
+
+
+def read(told: bytes, mine: Evidence) -> Evidence:
+    """The evidence of a rank that has told it; what all ranks have alike is that of `mine`."""
+    said = json.loads(told)
+    return replace(
+        mine,
+        gradients={},
+        parameters={},
+        sent={Traffic(*row): count for *row, count in said["sent"]},
+        held=said["held"],
+        packed=said["packed"],
+        documents=dict(said["documents"]),
+        checksums=said["checksums"],
+        rows=(said["rows"][0], said["rows"][1]),
+        routed=said["routed"],
+    )
 
 
 def gather(

@@ -8,12 +8,12 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 from howdah.comm.meeting import Kind
-from howdah.comm.spawn import Workers
 from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import fixed_capacity, held
@@ -48,8 +48,23 @@ class Verdict:
         return not self.problems
 
 
+class Runs(Protocol):
+    """What runs a case on ranks: `Workers`, or `Launched`."""
+
+    def run(
+        self,
+        what: Callable[..., Evidence],
+        /,
+        *given: Any,
+        ranks: int,
+        transport: Kind | None = None,
+    ) -> list[Evidence]:
+        """The evidence of all ranks, which call `what` with a transport and what is given."""
+        ...
+
+
 def verify(
-    case: Case, workers: Workers, *, controls: bool = True, transport: Kind | None = None
+    case: Case, workers: Runs, *, controls: bool = True, transport: Kind | None = None
 ) -> Verdict:
     """Runs the case on the layout and on one device, and compares the results.
 

@@ -123,6 +123,18 @@ def test_torchrun_starts_a_run(recipe, environment, tmp_path, workers, make_job)
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
 
 
+def test_torchrun_verifies_on_its_ranks(recipe, environment, tmp_path):
+    """Rank 0 has the evidence of all, prints the verdict, and all have its exit code."""
+    words = [*TORCHRUN, 2, "--standalone", "-m", "howdah", "verify", recipe, "--steps", 2]
+    code, out, error = run([*words, "layout=dp* x2"], environment, tmp_path)
+    assert code == 0, error
+    assert out.startswith("dp2 x2 against one device: float64, 2 steps of ")
+    assert out.count("noticed by the ") == 4 and "NOT NOTICED" not in out
+    assert out.splitlines()[-1].startswith("equal: bytes sent and held, bits of all ranks")
+    code, out, error = run([*words, "layout=dp* x2", "--dtype", "float16"], environment, tmp_path)
+    assert code != 0 and "float16" in error and "Traceback" not in error
+
+
 @pytest.mark.slow
 def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job):
     """As on two machines: an agent each, that find each other by address."""

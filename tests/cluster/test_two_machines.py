@@ -115,6 +115,9 @@ def test_the_page_of_two_machines(box, clock):
         said, code = hosts.howdah(0, "verify", "small.toml", "layout=dp2 tp2")
         assert code == 0, said
 
+        proof = page_line("torchrun --nnodes 2", 'layout="dp* tp2"', PAGES.parent / "verify.md")
+        said, codes = hosts.torchrun([0, 1], proof, ranks=2, few=())
+        assert codes == [0, 0] and "equal: bytes sent and held" in said[0], said
         said, codes = hosts.torchrun([0, 1], first, "train.steps=6", "train.export=true", ranks=2)
         assert codes == [0, 0], said
         ranks = [f"rank-0000{rank}.safetensors" for rank in range(4)]

@@ -1,12 +1,16 @@
 """The verdict: proved when all agree, and each thing that can be wrong is told in words."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from small_cases import case_of
 
 from howdah.plan.recording import Traffic
 from howdah.verify.case import full_case, miniature
 from howdah.verify.compare import Difference
+from howdah.verify.evidence import gather, read, spelled
+from howdah.verify.launched import gathered
 from howdah.verify.verify import Verdict, report, verify
 
 
@@ -33,6 +37,47 @@ def test_the_miniature_and_the_run_itself_are_proved(workers, make_job):
     full = verify(full_case(job, precision="float64", steps=2), workers)
     assert full.proved, full.problems
     assert full.case.samples == 6
+
+
+def tell_forged(transport, case):
+    """The problems that rank 0 sees when rank 1 tells of another weight and more bytes."""
+    mine = gather(transport, case)
+    if mine.checksums and transport.rank:
+        first = next(iter(mine.checksums))
+        sent = {row: count + 1 for row, count in mine.sent.items()}
+        mine = replace(mine, checksums={**mine.checksums, first: -1}, sent=sent)
+    ranks = gathered(transport.among([0, 1]), mine)
+    judge = SimpleNamespace(run=lambda *_, **__: ranks)
+    return verify(case, judge, controls=False).problems if transport.rank == 0 else len(ranks)
+
+
+def test_ranks_that_a_launcher_started_tell_rank_0_their_evidence(workers):
+    problems, others = workers.run(tell_forged, case_of("dp2 x1", steps=1), ranks=2)
+    assert others == 1
+    assert problems[0] == "rank 1 holds other weights than rank 0 after the last step"
+    assert problems[1].startswith("rank 1 was predicted to send ") and len(problems) == 2
+
+
+def test_a_rank_s_evidence_is_the_same_when_it_was_told(workers):
+    case = case_of("dp2 zero3 x2")
+    mine, other = workers.run(gather, case, ranks=2)
+    assert read(spelled(other), mine) == other
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "small"),
+    [
+        ("dp4", 4, "dp4 x1"),
+        ("dp4", 0, "dp2 x1"),
+        ("dp4 tp2 zero1", 8, "dp4 tp2 zero1 x1"),
+        ("dp8 tp2", 4, "dp2 tp2 x1"),
+        ("dp4 zero2 shard2", 4, "dp4 zero2 shard2 x1"),
+    ],
+)
+def test_a_miniature_has_as_many_replicas_as_there_are_ranks_for(make_job, layout, world, small):
+    job = make_job("a", f"layout={layout}", "batch.global_batch=8", "batch.micro_batch=1")
+    case = miniature(job, precision="float64", steps=1, world=world)
+    assert str(case.layout).replace(f" x{case.layout.micros}", " x1") == small
 
 
 class Forger:
