@@ -102,8 +102,8 @@ def distribute(  # noqa: PLR0913
     try:
         _compare_settings(optimizer, clip, rules_of(model, buffers), mesh.world)
         return Job(_laid(model, optimizer, table, mesh, buffers), clip=clip)
-    except BaseException:
-        mesh.__exit__(UserError)
+    except BaseException as error:
+        mesh.__exit__(type(error), error, None)
         raise
 
 
