@@ -191,9 +191,8 @@ class Gathering:
                 return 128 + self._request.signal
         self._tell_all({"end": True})
         if (last := self._job.train.steps) > max(self._parcels.saved, self._step):
-            self._say(
-                f"step {last} is not saved ({self._parcels.failed}): free some room, and go on"
-            )
+            why = self._parcels.failed or "not all of its parts have come"
+            self._say(f"step {last} is not saved: {why}; mend that, and the same commands go on")
             return 1
         return 0
 

@@ -76,7 +76,9 @@ def test_a_last_step_that_cannot_be_saved_is_said_and_is_code_1(make_job, tmp_pa
             members.start(work_there, elsewhere(job, tmp_path, f"w{number}"), corpus, address)
         assert run.see_through() == 1
     assert members.join() == []
-    assert run.said[-1] == "step 2 is not saved (File exists): free some room, and go on"
+    assert run.said[-1] == (
+        "step 2 is not saved: File exists; mend that, and the same commands go on"
+    )
     assert sum("so that its step is not saved: File exists" in line for line in run.said) == 1
 
 
