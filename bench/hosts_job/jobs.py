@@ -1,7 +1,7 @@
 """What is trained between hosts, as plain data: a layout on a network.
 
     dp4, zero1, zero2, zero3     a rank on each of four hosts
-    dp2 tp2                      two ranks on each of two hosts: tp inside a host, dp between them
+    dp4 tp2                      two ranks on each of them: tp inside a host, dp between hosts
 
 A replica takes the rows that it takes in ../data_parallel, in one micro-batch, and the model is the
 small one of there: its step sends for a fifth of a second on cards of 1 Gbit/s, and for two seconds
@@ -22,7 +22,7 @@ from howdah.plan.plan import Plan, make_plan
 from howdah.plan.recording import Wires
 from howdah.sim.traffic import step_traffic
 
-LAYOUTS = ("dp4", "dp4 zero1", "dp4 zero2", "dp4 zero3", "dp2 tp2")
+LAYOUTS = ("dp4", "dp4 zero1", "dp4 zero2", "dp4 zero3", "dp4 tp2")
 STEPS = {"flat-1g": 3, "edge-100m": 1}  # of a block
 BLOCKS = 5
 
@@ -88,7 +88,7 @@ def jobs(*, tiny: bool) -> Iterator[Job]:
     steps, layouts = STEPS, LAYOUTS
     if tiny:
         model, shape, sequence, blocks = ("tiny", TINY, 16, 2)
-        steps, layouts = {"flat-10g": 2}, ("dp4 zero3", "dp2 tp2")
+        steps, layouts = {"flat-10g": 2}, ("dp4 zero3", "dp4 tp2")
     for profile, count in steps.items():
         for layout in layouts:
             yield Job(

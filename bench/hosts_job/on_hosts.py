@@ -50,11 +50,10 @@ def entrants(job: Job) -> list[Contestant]:
     ours = [made(name, "variant" if name != OURS else "ours", build=over(name)) for name in WIRES]
     if "zero3" in job.layout:
         ours.append(made(BROADCASTS, "variant", build=by_broadcasts))
-    peers: dict[str, Callable[..., object]] = {"DDP": ddp}
+    sharded = partial(fsdp2, once=False, release="zero3" in job.layout)
+    peers: dict[str, Callable[..., object]] = {"DDP": ddp, "FSDP2": sharded}
     if "tp" in job.layout:
-        peers = {f"DTensor and {name}": partial(dtensor, over=name) for name in ("DDP", "FSDP2")}
-    elif "zero" in job.layout:
-        peers = {"FSDP2": partial(fsdp2, once=False, release="zero3" in job.layout)}
+        peers = {f"DTensor and {name}": partial(dtensor, over=name) for name in peers}
     bound = part_alone if "tp" in job.layout else silent if "zero" in job.layout else alone
     theirs = [Contestant(name, "peer", at, build) for name, build in peers.items()]
     return [*ours, *theirs, Contestant("bound", "bound", at, bound)]
