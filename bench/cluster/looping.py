@@ -3,6 +3,7 @@ are asked to end. Tests and benchmarks of faults strike them.
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
@@ -118,6 +119,11 @@ class Ranks:
             if mine and b"from howdah.comm import connect" in words and b"nsenter" not in words:
                 return int(path.name)
         raise AssertionError(f"rank {rank} has no process")
+
+    def ended(self, some: Iterable[int]) -> None:
+        """Waits until these ranks have ended by themselves. Raises TimeoutExpired."""
+        for rank in some:
+            self.runs[rank].wait(PATIENCE)
 
     def finish(self) -> int:
         """Asks for an end; the calls of each rank, which are equal."""

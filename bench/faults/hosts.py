@@ -15,7 +15,7 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import quiet
-from box import Box
+from box import OWN, Box
 from looping import Ranks
 from machine import machine
 from profiles import profile_named
@@ -64,6 +64,7 @@ FAULTS = (
     Fault("a process is stopped", 30.0, 2, r"(has not been heard of|does not answer|was silent)"),
     Fault("a cable is cut", 30.0, 2, ENDED),
     Fault("a cable is cut in one direction", 30.0, 2, ENDED),
+    Fault("a process is killed while its cable is out", 30.0, 2, ENDED),
     Fault(f"a cable is cut for {SHORT:g} s", 0.0, 2),
     Fault(f"a process is stopped for {SHORT:g} s", 0.0, 2),
 )
@@ -71,7 +72,12 @@ FAULTS = (
 
 def strike(box: Box, name: str, host: int, process: int) -> None:
     """Does what the name of a fault says, to a host or to a process."""
-    if process:
+    if name.endswith("its cable is out"):  # others keep their ends of connections that are gone
+        box.unplug(host)
+        os.kill(process, signal.SIGKILL)
+        sleep(SHORT)
+        box.plug(host)
+    elif process:
         os.kill(process, signal.SIGKILL if "killed" in name else signal.SIGSTOP)
     elif name.startswith("a host"):
         box.end(host)
@@ -95,6 +101,7 @@ def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:
     victim = draw.randrange(each, hosts * each)  # the first host has the ranks' store
     elements = draw.choice(SIZES)
     with ExitStack() as stack, Box(profile_named(PROFILE, hosts), hosts) as box:
+        before = files_on(box, range(hosts))
         ranks = Ranks(box, stack, each=each, elements=elements)
         sleep(draw.uniform(*ELAPSE))
         process = 0 if fault.name.startswith(("a host", "a cable")) else ranks.process(victim)
@@ -104,11 +111,38 @@ def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:
             sleep(SHORT)
             mend(box, victim // each, process)
             ranks.finish()
-            return {"times": [], "wrong": []}
-        lost = {victim} if process else {*range(victim // each * each, (victim // each + 1) * each)}
+            ranks.ended(range(hosts * each))
+            return {"times": [], "wrong": [*left_behind(fault, shape, box, before)]}
+        beside = {*range(victim // each * each, (victim // each + 1) * each)}  # of its host
+        lost = {victim} if process else beside
         heard = {rank: ranks.heard(rank) for rank in range(hosts * each) if rank not in lost}
         times = [at - began for at, _ in heard.values()]
-        return {"times": times, "wrong": [*complaints(fault, shape, lost, heard)]}
+        ranks.ended(heard)
+        if fault.name.startswith("a host"):
+            del before[victim // each]
+        named = beside if "cable" in fault.name else lost
+        wrong = [*complaints(fault, shape, named, heard)]
+        return {"times": times, "wrong": [*wrong, *left_behind(fault, shape, box, before)]}
+
+
+def files_on(box: Box, hosts: Iterable[int]) -> dict[int, set[str]]:
+    """Files of each host in the folders that are its own."""
+    return {
+        host: {
+            f"{own}/{path.relative_to(box.file(host, own))}"
+            for own in OWN
+            for path in box.file(host, own).rglob("*")
+            if not path.is_dir()
+        }
+        for host in hosts
+    }
+
+
+def left_behind(fault: Fault, shape: str, box: Box, before: dict[int, set[str]]) -> Iterator[str]:
+    """Yields what the ranks, which have ended, have left on hosts."""
+    for host, files in files_on(box, before).items():
+        if left := sorted(files - before[host]):
+            yield f"{fault.name}, {shape}: host{host} has {', '.join(left)}"
 
 
 def complaints(
@@ -145,6 +179,9 @@ survivor. {about}
 """
 
 
+RIGHT = "Every survivor was told of the right rank or host, ended, and left no file on its host."
+
+
 def line(row: dict[str, Any]) -> str:
     """A line of the table."""
     found = ["", "", "goes on", "met"]
@@ -171,7 +208,7 @@ def main() -> int:
     wrong = [sentence for row in found for sentence in row["wrong"]]
     noise = watch.end()
     text = HEAD.format(about=f"{machine()} {quiet.sentence(noise)}") + "\n".join(map(line, found))
-    rest = [*map("- {}".format, wrong)] or ["Every survivor was told of the right rank or host."]
+    rest = [*map("- {}".format, wrong)] or [RIGHT]
     print(text := "\n".join([text, "", *rest, ""]))
     if watch.writes:
         kept = {"machine": machine(), "noise": noise, "rows": found}

@@ -11,6 +11,9 @@ sentence. `cli/commands.py` lists the commands.
 
 import os
 import sys
+from time import sleep
+
+ALONE = 5.0  # seconds after which a rank takes itself for the only one that met a mistake
 
 
 def main() -> None:
@@ -56,21 +59,30 @@ def run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except UsageError as wrong:
-        if (told := sentence_on(wrong, sys.argv[1:])) and is_first():
-            say(told)
+        tell(sentence_on(wrong, sys.argv[1:]))
         return 2
     except UserError as mistake:
-        if is_first():
-            say(str(mistake))
+        tell(str(mistake))
         return 2
     except (Unfinished, MemoryError, OSError) as reason:
         say(words_of(reason))
         return 1
 
 
-def is_first() -> bool:
-    """Whether this process tells the user's mistakes: under torchrun, one rank of each machine."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+def tell(mistake: str) -> None:
+    """Prints a mistake of the user. Under torchrun every rank has met it, and one of each machine
+    prints it: the others wait, because torchrun ends all when the first one has ended. A rank that
+    nobody ends has met it alone, and prints it.
+    """
+    from howdah.base.signals import Stopped
+
+    try:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            sleep(ALONE)
+    except Stopped:
+        return
+    if mistake:
+        say(mistake)
 
 
 def words_of(reason: Exception) -> str:

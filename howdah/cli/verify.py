@@ -75,10 +75,12 @@ def _among(case: "Case", run: Run, world: int, *, layout: str) -> "tuple[Verdict
     from howdah.verify.verify import verify as prove
 
     if case.layout.world != world:
-        raise UserError(
-            f"torchrun has started {world} processes, and the miniature of {layout} is "
-            f"{case.layout}: start {case.layout.world}, or give --full for the run itself"
-        )
+        what, instead = f"the layout is {layout}", ""
+        if str(case.layout) != layout:
+            what = f"the miniature of {layout} is {case.layout}"
+            instead = ", or give --full for the run itself"
+        told = f"{what}: start {case.layout.world}{instead}"
+        raise UserError(f"torchrun has started {world} processes, and {told}")
     if case.device == "cuda":
         raise UserError("GPUs are verified on one machine: leave torchrun out")
     with in_words(), closing(Launched(run.comm.hosts)) as ranks:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.checks import Checks, flat, reduction
-from howdah.comm.flow import Flow, Flows, as_one, in_turns
+from howdah.comm.flow import Flow, Flows, as_one, by_meetings, in_turns
 from howdah.comm.flow import bytes_sent as bytes_in
 from howdah.comm.pulse import Pulse
 from howdah.comm.reduction import reduce_in_order
@@ -108,7 +108,8 @@ class Direct(OneLink, ABC):
         x = self._reducible(x, op)
         counts = shares(x.numel(), self.size)
         own = x.split(counts)[self.rank]
-        rounds = [*self._scatter(own, x, counts, op), *self._gather(x, own, counts)]
+        sums, (first, *rest) = self._scatter(own, x, counts, op), self._gather(x, own, counts)
+        rounds = [*sums, first._replace(meets=len(sums) > 1), *rest]
         return self._do(spell("all_reduce", x.dtype, [x.numel()], op), rounds)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
@@ -271,6 +272,13 @@ class Direct(OneLink, ABC):
     def _run(self, started: list[Started]) -> None:
         if self._closed:
             raise UserError("this transport is closed")
+        flows = [one.flow for one in started]
+        for rounds in by_meetings(as_one([one.rounds for one in started])):
+            self._run_part(started, Flows([in_turns(rounds), *flows]))
+            flows = []
+        self._used = 0
+
+    def _run_part(self, started: list[Started], flows: Flows) -> None:
         peers = sorted({peer for one in started for peer in one.calls})
         site, texts, records = self.site or caller(), {}, {}
         for peer in peers:
@@ -284,14 +292,11 @@ class Direct(OneLink, ABC):
                 self._said = f"{RECEIVED[name]}({rest}"
             texts[peer] = number(self._calls[peer], "; ".join(words))
             records[peer] = pack(texts[peer], site)
-        direct = in_turns(as_one([one.rounds for one in started]))
-        flows = Flows([direct, *(one.flow for one in started)])
         try:
             self._carry(Spelled(texts, records), flows)
         except BaseException:
             flows.give_up()
             raise
-        self._used = 0
 
 
 def paced(rank: int, size: int, every: Round) -> list[Round]:
@@ -300,7 +305,8 @@ def paced(rank: int, size: int, every: Round) -> list[Round]:
     know the size of a message, so they agree on its turn, and every rank has all turns.
 
     A rank that is ahead of the others waits after turn 0, with which the calls are compared: else
-    it would send to one that still receives from another, and the turns would never meet again.
+    it would send to one that still receives from another, and the turns would never meet again. So
+    the calls of an all-reduce are compared a second time between its halves.
     """
     if size == 2:
         return [every]

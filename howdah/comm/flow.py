@@ -26,7 +26,7 @@ before: else ranks might wait in two such calls for messages that neither of the
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -95,8 +95,15 @@ def as_one(lists: Sequence[Sequence[Round]]) -> list[Round]:
     for together in zip_longest(*lists, fillvalue=Round()):
         sends = [message for one in together for message in one.sends]
         receives = [message for one in together for message in one.receives]
-        found.append(Round(sends, receives, partial(_each_after, together)))
+        meets = any(one.meets for one in together)
+        found.append(Round(sends, receives, partial(_each_after, together), meets))
     return found
+
+
+def by_meetings(rounds: Sequence[Round]) -> Iterator[Sequence[Round]]:
+    """Yields the rounds up to each one before which all ranks meet."""
+    starts = [0, *(n for n, one in enumerate(rounds) if n and one.meets), len(rounds)]
+    yield from (rounds[first:last] for first, last in pairwise(starts))
 
 
 def _each_after(rounds: Sequence[Round]) -> None:

@@ -30,11 +30,15 @@ def nothing() -> None:
 
 
 class Round(NamedTuple):
-    """Messages that are sent and received together; when all are done, `after` is called."""
+    """Messages that are sent and received together; when all are done, `after` is called.
+
+    meets  whether it starts on no rank before all ranks have come to it
+    """
 
     sends: Sequence[Message] = ()
     receives: Sequence[Message] = ()
     after: Callable[[], object] = nothing
+    meets: bool = False
 
 
 Started = tuple[Calls, Sequence[Round]]  # an operation: what the ranks compare, and what runs

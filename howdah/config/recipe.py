@@ -29,7 +29,7 @@ from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.comm import Comm
 from howdah.plan.layout import Layout, parse_layout, resolve
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Sync
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.text import read_schedule
@@ -197,21 +197,21 @@ def parse_run(table: Table, *, whole: bool = True, problems: Sequence[str] = ())
         partly = read.value or read_table(Run, rest).value
         kinds = {"model": ModelShape, "data": Data, "batch": Batch}
         sound = {name for name, kind in kinds.items() if not more and _is_sound(table, name, kind)}
-        wrong += _further(partly, sound, whole=whole)
+        synced = _is_sound(table.get("method"), "sync", Sync)  # what a layout is depends on it
+        wrong += _further(partly, sound, whole=whole) if synced else _check_each(partly)
         raise WrongRun(wrong, partly, meant=len(sound) == len(kinds))
     run: Run = read.value
     return run
 
 
-def _is_sound(table: Table, name: str, kind: type) -> bool:
-    inner = table.get(name, {})
+def _is_sound(table: object, name: str, kind: type) -> bool:
+    inner = table.get(name, {}) if isinstance(table, dict) else {}
     return isinstance(inner, dict) and not read_table(kind, inner).problems
 
 
 def _further(partly: Run, sound: set[str], *, whole: bool) -> Iterator[str]:
-    """The problems of what could be read of a recipe. How model, layout and batch fit together is
-    looked at as far as their tables are `sound`, for a default is not what was meant; and a batch
-    only where the layout says how many ranks there are.
+    """The problems of what could be read of a recipe: of model, layout and batch together as far as
+    their tables are `sound`, for a default is not what was meant, and the number of ranks is known.
     """
     try:
         layout = parse_layout("dp*" if partly.layout == AUTO else partly.layout)

@@ -8,7 +8,9 @@ There is no common step to compare with a simulated one: these are the times alo
 machine share a clock; those of another are drawn from their own start on.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import mean
 
 from howdah.draw.columns import columns
@@ -20,7 +22,6 @@ from howdah.sim.timeline import Timeline
 
 Members = Mapping[str, RankTrace]
 MEGA = 1e6
-SIDES = "<" + 5 * ">"
 
 
 def report(members: Members, layout: str, kind: str) -> Iterator[str]:
@@ -29,13 +30,13 @@ def report(members: Members, layout: str, kind: str) -> Iterator[str]:
     kind  of method.sync
     """
     yield f"layout      {layout} {kind}, the last steps of each worker and pushes of each server"
-    head = ("", "last step", "computes", "waits", "pushes", "pulls")
+    head: tuple[str, ...] = ("", "last step", "computes", "waits", "pushes", "pulls")
     workers = [(_named(name), *_worker(one.steps)) for name, one in members.items() if _works(name)]
-    yield from columns([head, *workers], SIDES)
-    head = ("", "pushes", "of each", "pulls", "wait of each", "longest")
+    yield from columns([head, *workers], "<" + 5 * ">")
+    head = ("", "pushes", "of each", "pulls", "wait of each", "longest", "at once", "stale")
     calls = {name: one.steps[0].calls for name, one in members.items() if not _works(name)}
-    servers = [(_named(name), *_server(made)) for name, made in calls.items()]
-    yield from columns([head, *servers], SIDES)
+    servers = [(_named(name), *_server(made, kind)) for name, made in calls.items()]
+    yield from columns([head, *servers], "<" + 7 * ">")
     for name, made in calls.items():
         if pulls := _of("pull", made):
             most = max(pulls, key=lambda one: one.end - one.start)
@@ -78,14 +79,43 @@ def _worker(steps: Sequence[StepTrace]) -> tuple[str, ...]:
     )
 
 
-def _server(calls: Sequence[Call]) -> tuple[str, ...]:
-    """The cells of a server: how many pushes and pulls, how long each took, one pull at most."""
+def _server(calls: Sequence[Call], kind: str) -> tuple[str, ...]:
+    """The cells of a server: how many pushes and pulls, how long each took, one pull at most; how
+    many were under way at once, at most; the mean and the largest staleness of pushes.
+    """
     pushes, pulls = _of("push", calls), _of("pull", calls)
     longest = max((one.end - one.start for one in pulls), default=0.0)
     each = (_seconds(some) / max(len(some), 1) for some in (pushes, pulls))
     counts = zip((len(pushes), len(pulls)), each, strict=True)
     cells = (cell for count, seconds in counts for cell in (str(count), f"{seconds:.4f}s"))
-    return (*cells, f"{longest:.4f}s")
+    ages = [] if kind == "bsp" else [*_ages(calls)]  # there, a round is one version
+    stale = f"{mean(ages):.2f} to {max(ages)}" if ages else "-"
+    return (*cells, f"{longest:.4f}s", str(_at_once([*pushes, *pulls])), stale)
+
+
+def _at_once(calls: Sequence[Call]) -> int:
+    """The most calls that were under way together."""
+    changes = sorted((at, by) for call in calls for at, by in ((call.start, 1), (call.end, -1)))
+    return max(accumulate(by for _, by in changes), default=0)
+
+
+def _ages(calls: Sequence[Call]) -> Iterator[int]:
+    """Yields the staleness of pushes of which the pull before is known: how many of other workers
+    came to the same chunk between.
+    """
+    came, own = Counter[str](), Counter[tuple[str, str]]()  # by chunk; by chunk and worker
+    had: dict[tuple[str, str], int] = {}  # of others, when a worker pulled
+    for call in sorted(calls, key=lambda one: one.end):
+        what, _, chunk = call.operation.partition(" of ")
+        mine = chunk, call.axis
+        others = came[chunk] - own[mine]
+        if what == "pull":
+            had[mine] = others
+        elif what == "push":
+            if mine in had:
+                yield others - had[mine]
+            came[chunk] += 1
+            own[mine] += 1
 
 
 def _of(way: str, calls: Sequence[Call]) -> list[Call]:

@@ -101,7 +101,7 @@ def slow_cards(topology: Topology) -> dict[int, float]:
 
 def levels(topology: Topology) -> tuple[Level, ...]:
     """The leaf switches of equal numbers of hosts, in their order, if flows between them were held
-    up; none: all hosts seem to be on one switch.
+    up, of each host; none: all hosts seem to be on one switch, of which a link may be slow.
     """
     count, cards, rates = len(topology.hosts), cards_of(topology), topology.rates
 
@@ -111,7 +111,7 @@ def levels(topology: Topology) -> tuple[Level, ...]:
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b and held_up(a, b)]
     sizes = [n for n in range(2, count // 2 + 1) if count % n == 0]
     fits = [n for n in sizes if all(a // n != b // n for a, b in pairs)]
-    if not pairs or not fits:
+    if not fits or {a for a, _ in pairs} != {*range(count)}:
         return ()
     nodes, shares = fits[-1], []
     for leaf in range(count // nodes):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from math import inf
 from threading import Lock, Thread
 from time import monotonic
 from typing import Protocol
@@ -297,6 +298,8 @@ class Host:
             self.desk.begin(*mine, clock)
         elif kind == PULL:
             self._pull(guest, said)
+        elif kind in (PUSH, TRADE) and not 0 <= value < inf:
+            raise Refused(f"worker {guest.place} pushes a sum over {value} tokens")
         elif kind in (PUSH, TRADE) and guest.landing is not None:
             term = Term(guest.landing, value)
             new = self.desk.push(Update(*mine, clock, key), term)

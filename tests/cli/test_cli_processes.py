@@ -132,7 +132,22 @@ def test_torchrun_verifies_on_its_ranks(recipe, environment, tmp_path):
     assert out.count("noticed by the ") == 4 and "NOT NOTICED" not in out
     assert out.splitlines()[-1].startswith("equal: bytes sent and held, bits of all ranks")
     code, out, error = run([*words, "layout=dp* x2", "--dtype", "float16"], environment, tmp_path)
-    assert code != 0 and "howdah: --dtype 'float16' is unknown; use float64" in error
+    assert code != 0 and error.count("howdah: --dtype 'float16' is unknown; use float64") == 1
+
+
+ONE_ALONE = """
+import os, sys
+from howdah.cli.main import main
+sys.argv[1:] = ["verify", "laptop", "--steps", "x" if os.environ["LOCAL_RANK"] == "1" else "2"]
+main()
+"""
+
+
+def test_a_mistake_of_one_rank_alone_is_told(environment, tmp_path):
+    (tmp_path / "alone.py").write_text(ONE_ALONE)
+    words = [*TORCHRUN, 2, "--standalone", tmp_path / "alone.py"]
+    code, _, error = run(words, environment, tmp_path)
+    assert code != 0 and "howdah: verify: invalid value for '--steps': " in error
 
 
 @pytest.mark.slow

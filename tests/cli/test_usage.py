@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from howdah.base.signals import Stopped
 from howdah.base.their_words import KEYS, LAYOUT, SAID
 from howdah.cli import main as cli
 
@@ -83,8 +85,12 @@ def test_what_only_lacks_a_command_is_helped(run):
     assert run("--help")[0] == run("--version")[0] == 0
 
 
-def test_ranks_of_a_launcher_say_it_once(run, monkeypatch):
+def test_a_rank_that_is_ended_while_it_waits_for_another_to_tell_says_nothing(run, monkeypatch):
+    def end(seconds):
+        raise Stopped(signal.SIGTERM)
+
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(cli, "sleep", end)
     assert run("train", "laptop", "--steps", "5") == (2, "", "")
 
 

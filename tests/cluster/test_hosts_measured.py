@@ -9,6 +9,12 @@ from small_runs import RECIPE
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SLOWED = "qdisc replace dev eth0 root tbf rate 10mbit burst 32768 latency 50ms"
+PAIR_SLOWED = (
+    "qdisc replace dev eth0 root handle 1: htb default 1",
+    "class add dev eth0 parent 1: classid 1:1 htb rate 100mbit burst 32k",
+    "class add dev eth0 parent 1: classid 1:2 htb rate 10mbit burst 32k",
+    "filter add dev eth0 parent 1: protocol ip u32 match ip dst 10.77.0.4/32 flowid 1:2",
+)
 
 
 def on_all(cluster, seat, words, *, hosts=None):
@@ -44,6 +50,21 @@ def test_the_doctor_names_a_slow_card(box, modules):
         assert "times as slow as the others" in lines[at + 1]
         kept = [*cluster.file(0, "/tmp/cache/howdah/clusters").glob("hosts-*.json")]
         assert len(kept) == 1
+
+
+def test_the_doctor_names_a_slow_link_of_fast_cards(box, modules):
+    """Of four hosts, what host1 sends to host3 alone is slow."""
+    (prove,) = modules("prove")
+    with box("edge-100m", 4) as cluster:
+        for line in PAIR_SLOWED:
+            cluster.tc(1, line)
+        said, codes = on_all(cluster, prove.seat, ["doctor", "--hosts"])
+        assert codes == [1, 0, 0, 0], said
+        lines = said[0].splitlines()
+        (at,) = [n for n, line in enumerate(lines) if line.startswith("links")]
+        assert lines[at].split() == ["links", "1", "slow"]
+        assert "host1 to host3" in lines[at + 1] and "look at the switch" in lines[at + 1]
+        assert not [line for line in lines if "times as slow as the others" in line]
 
 
 def test_a_run_chooses_by_what_was_measured(box, modules, tmp_path):

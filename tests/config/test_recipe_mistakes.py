@@ -74,6 +74,17 @@ def test_a_mistake_is_one_sentence(recipe, override, sentence):
         assert refusal(recipe, override).startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("kind='bps'", "method.sync.kind is 'bps'; it must be 'bsp', 'ssp' or 'asp'"),
+        ("kind='ssp', bond=3", "unknown key 'method.sync.bond'; did you mean 'bound'?"),
+    ],
+)
+def test_of_servers_whose_rule_is_misspelt_nothing_else_is_said(recipe, override, sentence):
+    assert refusal(recipe, f"method.sync={{{override}}}", "layout=dp2 server1") == sentence
+
+
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_key_that_has_another_name_now_is_told_its_name(recipe, old, new):
     found = refusal(recipe, f"{old}=1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from howdah.host.hosts import judge_pairs
 from howdah.machines.cluster import Level
 from howdah.machines.topology import (
     Kept,
@@ -77,6 +78,15 @@ def test_the_networks_of_the_box_are_found(profiles, name, hosts, slow, switches
     assert cluster.between.bandwidth == profiles.PROFILES[name].card
     assert [cluster.card(host) for host in range(hosts)] == pytest.approx(cards_of(found))
     assert cluster.between.message == 2e-5 and cluster.nodes == hosts
+
+
+def test_a_slow_link_of_four_hosts_is_no_leaf_switch(profiles):
+    found = seen_on(profiles, "flat-1g", 4)
+    rates = [[*row] for row in found.rates]
+    rates[1][3] = 100.0
+    slow = replace(found, rates=tuple(map(tuple, rates)))
+    assert levels(slow) == () and slow_cards(slow) == {}
+    assert judge_pairs(slow).lack.startswith("host1 to host3 0 Mbit/s: what is between them")
 
 
 def test_of_two_hosts_none_is_the_slow_one(profiles):

@@ -20,7 +20,7 @@ from howdah.comm.handshake import CALLER, MAGIC, NONCE, greet
 from howdah.plan.method import Sync
 from howdah.server.client import Client
 from howdah.server.ledger import twice
-from howdah.server.messages import JOIN, PULL, PUSH, Fields
+from howdah.server.messages import JOIN, PULL, PUSH, TRADE, Fields
 from howdah.server.way import ServerGone, Way
 
 
@@ -97,6 +97,12 @@ MALFORMED = {
     "a key that there is not": lambda frames, size: frames.send(PULL, Fields(0, 9999).packed),
     "a negative key": lambda frames, size: frames.send(PUSH, Fields(0, -1, 1.0).packed),
     "a clock to come": lambda frames, size: frames.send(PULL, Fields(77, 0).packed),
+    "tokens that are no number": lambda frames, size: frames.send(
+        PUSH, Fields(0, 0, float("nan")).packed, [memoryview(bytes(size))]
+    ),
+    "less than no tokens": lambda frames, size: frames.send(
+        TRADE, Fields(0, 0, -1.0).packed, [memoryview(bytes(size))]
+    ),
     "too many bytes": lambda frames, size: frames.send(
         PUSH, Fields(0, 0, 1.0).packed, [memoryview(bytes(1 << 20))]
     ),
@@ -174,9 +180,35 @@ def said_to_a_stranger(address, noise):
     return said
 
 
+def damaged_frame(random, sound):
+    """A sound frame of a kind, fields and bytes of payload, that is changed, cut, or late."""
+    kind, fields, size = sound
+    payload = memoryview(random.randbytes(size))
+    head, _ = pack(kind, fields.packed, [payload], number=random.choice([1, 1, 0, 2]))
+    frame = bytearray(head + payload)
+    for _ in range(random.randint(1, 3)):
+        frame[random.randrange(len(frame))] ^= random.randint(1, 255)
+    return frame[: random.choice([len(frame), random.randint(1, len(frame))])]
+
+
+def unsound_frame(random, size):
+    """A whole frame with a right checksum, that no worker sends."""
+    fields = random.choice(
+        [
+            Fields(0, 0, random.choice([float("nan"), float("inf"), -1.0, -1e300])),
+            Fields(random.choice([77, -1, 1 << 60]), 0, 1.0),
+            Fields(0, random.choice([-1, 9999, -(1 << 60)]), 1.0),
+        ]
+    )
+    payload = memoryview(random.randbytes(random.choice([size, size, size - 8, 0, 3])))
+    head, _ = pack(random.choice([PUSH, TRADE]), fields.packed, [payload], number=1)
+    return head + payload
+
+
 @pytest.mark.slow
 def test_a_live_server_outlives_fuzzed_frames():
-    """Bytes of sound conversations, changed, cut, repeated and made up; workers train meanwhile.
+    """Bytes of sound conversations, changed, cut, repeated, and frames that no worker sends; others
+    train meanwhile.
     The frames come over socket pairs, for a handshake each would take most of the time, and some
     from strangers. Each is answered, if at all, before the server ends its connection.
     """
@@ -186,22 +218,23 @@ def test_a_live_server_outlives_fuzzed_frames():
         size = there.desks[0].shard.chunks[0].length * 8
         joins, _ = pack(JOIN, Fields().packed, [], number=0)
         sound = [
-            (PULL, Fields(0, 0).packed),
-            (PUSH, Fields(0, 0, 1.0).packed),
-            (JOIN, Fields().packed),
+            (PULL, Fields(0, 0), 0),
+            (JOIN, Fields(), 0),
+            (PUSH, Fields(0, 0, 1.0), size),
+            (TRADE, Fields(0, 0, 1.0), size),
         ]
         training = Thread(target=all_work, args=(there, 2))
         for number in range(FRAMES):
             if number == FRAMES // 2:
                 training.start()
-            head, _ = pack(*random.choice(sound), [], number=random.choice([1, 1, 0, 2]))
-            damaged = bytearray(head + random.randbytes(random.choice([0, 3, size])))
-            for _ in range(random.randint(0, 3)):
-                damaged[random.randrange(len(damaged))] = random.randrange(256)
+            if number % 2:
+                sent = damaged_frame(random, random.choice(sound))
+            else:
+                sent = unsound_frame(random, size)
             ours, theirs = socket.socketpair()
             with ours, suppress(ConnectionError):
                 host._let_in(theirs, hello)
-                ours.sendall(joins + damaged[: random.randint(1, len(damaged))])
+                ours.sendall(joins + sent)
                 ours.shutdown(socket.SHUT_WR)
                 while ours.recv(1 << 16):
                     pass
