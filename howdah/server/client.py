@@ -12,6 +12,8 @@ not acknowledged, which the server applies once.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from socket import SHUT_RDWR
 from threading import Thread
 from time import monotonic
 
@@ -90,7 +92,14 @@ class Client:
             if self._rank:
                 link.join(incarnation)
             link.begin(self.clock)
+        if follow := self._links[0].way.follow:
+            follow(self.moved_to_others)
         return self.clock
+
+    def moved_to_others(self, numbers: Sequence[int]) -> None:
+        """Others have taken the place of these servers: connections with them are made again."""
+        for number in numbers:
+            self._links[number].hang_up()
 
     def push(self, unit: str) -> list[Handle]:
         """Posts the gradients of a unit, as they are now."""
@@ -156,7 +165,7 @@ class _Link:
         chunks: Mapping[int, Chunk],
         units: Mapping[str, FlatUnit],
     ) -> None:
-        self._way, self._number, self._seat = way, number, seat
+        self.way, self._number, self._seat = way, number, seat
         self._seal = sealing(way.tls, calls=True)
         self._chunks, self._turn = chunks, 1 + max(chunks, default=0)
         self._keys: dict[str, list[int]] = {}
@@ -270,10 +279,16 @@ class _Link:
         if self._frames:
             self._frames.close()
 
+    def hang_up(self) -> None:
+        """Ends the connection, whose other end may not say any more that it is gone."""
+        if self._frames:
+            with suppress(OSError):
+                self._frames.sock.shutdown(SHUT_RDWR)
+
     def _await(self, met: Callable[[], bool]) -> None:
         until, moment = monotonic() + LEAVING, min(1.0, LEAVING)
         while not self._changed.wait(lambda: met() or self._failed is not None, moment):
-            if monotonic() >= until and self._way.leave and self._way.leave():
+            if monotonic() >= until and self.way.leave and self.way.leave():
                 raise ServerGone("it was asked to leave while it waited for other workers")
         if self._failed and not met():
             raise self._failed
@@ -281,7 +296,7 @@ class _Link:
     # -- the connection
 
     def _connect(self) -> None:
-        self._frames = reach(self._way, self._number, self._seat, self.incarnation, self._seal)
+        self._frames = reach(self.way, self._number, self._seat, self.incarnation, self._seal)
 
     def _run(self) -> None:
         """Sends and reads, and connects again, until the worker leaves."""
@@ -317,7 +332,7 @@ class _Link:
         self._connect()
         self.came_back += 1
         with self._changed:  # what is asked meanwhile must not be asked twice
-            self.outbox = Outbox(window=self._way.window, fifo=self._way.fifo)
+            self.outbox = Outbox(window=self.way.window, fifo=self.way.fifo)
             self.begin(self._began)
             for clock, pushed in self._unacked.items():
                 self.outbox.post(*(self._letter(clock, key, *one) for key, one in pushed.items()))

@@ -41,6 +41,7 @@ class Way:
     others     of each server, where its replicas listen when they take its place
     over       whether the run is known to have ended, so that no server is waited for
     leave      whether the worker is asked to leave
+    follow     has a function called with the numbers of servers that others have taken the place of
     tls        what encrypts the connections
     """
 
@@ -54,6 +55,7 @@ class Way:
     others: Sequence[Sequence[Address]] = ()
     over: Callable[[], object] | None = None
     leave: Callable[[], object] | None = None
+    follow: Callable[[Callable[[Sequence[int]], None]], object] | None = None
     tls: Tls | None = None
 
     def of(self, number: int) -> list[Address]:

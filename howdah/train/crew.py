@@ -174,8 +174,8 @@ class Crew:
             to = self._roll.holders[shard_number][0]
             self.say(f"{why}; its replica on server {to} has taken its place: nothing is lost")
         if moved:
-            for other in self.servers:
-                other.tell({"moved": moved})
+            for member in self.members.values():
+                member.tell({"moved": moved})
 
     def _end_frozen(self, server: Member, gone: Mapping[str, int]) -> None:
         """Ends workers whose places a server has given up, by place their processes' numbers: they

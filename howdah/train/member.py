@@ -200,6 +200,7 @@ def _work_in(  # noqa: PLR0913
         others=[[_address(one) for one in every] for every in told["others"]],
         over=lambda: inbox.ended,
         leave=lambda: request.signal,
+        follow=lambda to: inbox.pass_to(lambda said: to(said.get("moved", ()))),
         **links_of(job),
     )
     try:
