@@ -284,7 +284,7 @@ def test_a_silent_server_is_noticed_and_both_ends_say_that_they_live():
     kept, thread = [], Thread(target=serve)
     thread.start()
     client.join()
-    client._links[0]._way = replace(way, patience=0.2)
+    client._links[0].way = replace(way, patience=0.2)
     joined.set()
     with pytest.raises(ServerAway, match=r"did not answer for 0\.2 s"):
         client.pull(UNITS[0].unit)[0].result()

@@ -124,7 +124,7 @@ def test_a_run_leaves_the_pushes_pulls_and_waits_of_all_members(make_job, recipe
         assert pulls == {(f"server {n}", f"pull of {unit}") for n in (0, 1) for unit in units}
         pushed = sum(call.sent for call in calls if call.operation.startswith("push of"))
         whole = sum(chunk.length for mine in chunks_for(job) for chunk in mine) * 4
-        assert 2 * whole <= pushed <= 3 * whole  # the last may be acknowledged behind its step
+        assert whole <= pushed <= 3 * whole  # others may be acknowledged behind the last step
     for shard, chunks in enumerate(chunks_for(job)):
         (step,) = members[f"server-{shard}"].steps
         for way in ("push", "pull"):
