@@ -279,6 +279,7 @@ class Direct(OneLink, ABC):
         self._used = 0
 
     def _run_part(self, started: list[Started], flows: Flows) -> None:
+        """Compares the calls of the operations with all peers, and runs a part of them."""
         peers = sorted({peer for one in started for peer in one.calls})
         site, texts, records = self.site or caller(), {}, {}
         for peer in peers:

@@ -89,7 +89,7 @@ def _server(calls: Sequence[Call], kind: str) -> tuple[str, ...]:
     counts = zip((len(pushes), len(pulls)), each, strict=True)
     cells = (cell for count, seconds in counts for cell in (str(count), f"{seconds:.4f}s"))
     ages = [] if kind == "bsp" else [*_ages(calls)]  # there, a round is one version
-    stale = f"{mean(ages):.2f} to {max(ages)}" if ages else "-"
+    stale = f"{mean(ages):.2f} (at most {max(ages)})" if ages else "-"
     return (*cells, f"{longest:.4f}s", str(_at_once([*pushes, *pulls])), stale)
 
 

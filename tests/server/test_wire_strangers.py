@@ -207,10 +207,9 @@ def unsound_frame(random, size):
 
 @pytest.mark.slow
 def test_a_live_server_outlives_fuzzed_frames():
-    """Bytes of sound conversations, changed, cut, repeated, and frames that no worker sends; others
-    train meanwhile.
-    The frames come over socket pairs, for a handshake each would take most of the time, and some
-    from strangers. Each is answered, if at all, before the server ends its connection.
+    """Sound frames, changed, cut or repeated, and frames that no worker sends; others train
+    meanwhile. They come over socket pairs, for a handshake each would take most of the time, and
+    some from strangers. Each is answered, if at all, before the server ends its connection.
     """
     random = Random(3)
     with servers(Sync("asp", workers=3), 1) as there:

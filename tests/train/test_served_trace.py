@@ -78,8 +78,8 @@ def test_the_report_has_means_of_workers_and_the_longest_wait_of_each_server(mak
         "layout      server1 x2 asp, the last steps of each worker and pushes of each server",
         "          last step  computes    waits    pushes     pulls",
         "worker 0          7   1.0000s  0.5000s  2.000 MB  1.000 MB",
-        "          pushes  of each  pulls  wait of each  longest  at once      stale",
-        "server 0       4  0.6250s      2       2.0000s  3.5000s        2  1.00 to 1",
+        "          pushes  of each  pulls  wait of each  longest  at once             stale",
+        "server 0       4  0.6250s      2       2.0000s  3.5000s        2  1.00 (at most 1)",
         "server 0: the longest wait is worker 1's, pull of norm 0",
     ]
     events = json.loads(to_perfetto(members, job.plan))["traceEvents"]
