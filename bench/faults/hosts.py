@@ -39,6 +39,7 @@ PROFILE = "flat-1g"
 SHAPES = {"4 x 1": (4, 1), "2 x 2": (2, 2)}  # hosts, and ranks of each
 SIZES = (1 << 10, 1 << 22)  # elements of an all-reduce
 ELAPSE = (0.1, 1.0)  # seconds from the first call to the fault
+CACHE = "/tmp/cache"  # what howdah keeps on a host of the box, by intention
 SHORT = 2.0  # seconds of a cut or a stop that is survived
 
 
@@ -126,13 +127,13 @@ def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:
 
 
 def files_on(box: Box, hosts: Iterable[int]) -> dict[int, set[str]]:
-    """Files of each host in the folders that are its own."""
+    """Files of each host in the folders that are its own, besides howdah's cache."""
     return {
         host: {
             f"{own}/{path.relative_to(box.file(host, own))}"
             for own in OWN
             for path in box.file(host, own).rglob("*")
-            if not path.is_dir()
+            if not path.is_dir() and not path.is_relative_to(box.file(host, CACHE))
         }
         for host in hosts
     }
