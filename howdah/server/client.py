@@ -92,14 +92,7 @@ class Client:
             if self._rank:
                 link.join(incarnation)
             link.begin(self.clock)
-        if follow := self._links[0].way.follow:
-            follow(self.moved_to_others)
         return self.clock
-
-    def moved_to_others(self, numbers: Sequence[int]) -> None:
-        """Others have taken the place of these servers: connections with them are made again."""
-        for number in numbers:
-            self._links[number].hang_up()
 
     def push(self, unit: str) -> list[Handle]:
         """Posts the gradients of a unit, as they are now."""
@@ -184,7 +177,7 @@ class _Link:
         self._spares = Spares()
         self.incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
-        self._ends = False
+        self._ends, self._followed = False, 0
         self.came_back, self.moved = 0, (0, 0)
         self.outbox = Outbox(window=way.window, fifo=way.fifo)
         self.moments, self._name = Moments(), f"server {number}"
@@ -279,15 +272,18 @@ class _Link:
         if self._frames:
             self._frames.close()
 
-    def hang_up(self) -> None:
-        """Ends the connection, whose other end may not say any more that it is gone."""
-        if self._frames:
+    def _follow(self) -> None:
+        """Ends a connection whose other end is elsewhere now, and may never say so."""
+        times = [*self.way.moved()].count(self._number) if self.way.moved else 0
+        if times > self._followed and self._frames:
+            self._followed = times
             with suppress(OSError):
                 self._frames.sock.shutdown(SHUT_RDWR)
 
     def _await(self, met: Callable[[], bool]) -> None:
         until, moment = monotonic() + LEAVING, min(1.0, LEAVING)
         while not self._changed.wait(lambda: met() or self._failed is not None, moment):
+            self._follow()
             if monotonic() >= until and self.way.leave and self.way.leave():
                 raise ServerGone("it was asked to leave while it waited for other workers")
         if self._failed and not met():

@@ -41,7 +41,7 @@ class Way:
     others     of each server, where its replicas listen when they take its place
     over       whether the run is known to have ended, so that no server is waited for
     leave      whether the worker is asked to leave
-    follow     has a function called with the numbers of servers that others have taken the place of
+    moved      the servers whose place others have taken so far; one is there once for each time
     tls        what encrypts the connections
     """
 
@@ -55,7 +55,7 @@ class Way:
     others: Sequence[Sequence[Address]] = ()
     over: Callable[[], object] | None = None
     leave: Callable[[], object] | None = None
-    follow: Callable[[Callable[[Sequence[int]], None]], object] | None = None
+    moved: Callable[[], Sequence[int]] | None = None
     tls: Tls | None = None
 
     def of(self, number: int) -> list[Address]:

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import Store
 
 from howdah.base.errors import Unfinished, UserError
 from howdah.base.signals import StopRequest
@@ -44,6 +45,7 @@ from howdah.train.shards import Ended, Shards
 PATIENCE = 60.0  # seconds until a coordinator that does not answer is given up
 AGAIN = 0.2  # seconds between attempts
 GLANCE = 0.1  # seconds between looks for a stop signal
+MOVED = "moved"
 UNBEGUN = "stopped before the run began here"
 Said = dict[str, Any]
 
@@ -87,6 +89,31 @@ class Inbox:
                     raise Unfinished(f"the line to the coordinator has ended: {said['ended']}")
                 return said
         raise Unfinished(UNBEGUN)
+
+
+class Moves:
+    """The servers whose place others have taken: the coordinator tells the first rank of a worker,
+    and that one the others.
+
+    store  of the ranks of a worker; None: it is one
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store, self._told = store, list[int]()
+
+    def take(self, said: Said) -> None:
+        """On the first rank: what the coordinator says."""
+        if moved := said.get("moved"):
+            self._told += moved
+            if self._store:
+                self._store.set(MOVED, json.dumps(self._told))
+
+    def so_far(self) -> Sequence[int]:
+        """The numbers of these servers; one is there once for each time that it has moved."""
+        with suppress(RuntimeError):  # the first rank has ended, and its store with it
+            if self._store and self._store.check([MOVED]):
+                return list[int](json.loads(self._store.get(MOVED)))
+        return self._told
 
 
 def serve_there(
@@ -165,6 +192,7 @@ def work_there(  # noqa: PLR0913 (facts that have nothing in common)
             secret=secret,
             transport=transport,
             line=lines[0] if first else None,
+            moves=Moves(seat.store if seat else None),
         )
 
 
@@ -178,11 +206,14 @@ def _work_in(  # noqa: PLR0913
     secret: bytes,
     transport: Transport,
     line: Line | None,
+    moves: Moves,
 ) -> None:
     """Trains in a place that the coordinator has told.
 
     line  to the coordinator; None: another rank of the worker has it
     """
+    if line:
+        inbox.pass_to(moves.take)
 
     def tell(said: Mapping[str, Any]) -> None:
         if line:
@@ -200,7 +231,7 @@ def _work_in(  # noqa: PLR0913
         others=[[_address(one) for one in every] for every in told["others"]],
         over=lambda: inbox.ended,
         leave=lambda: request.signal,
-        follow=lambda to: inbox.pass_to(lambda said: to(said.get("moved", ()))),
+        moved=moves.so_far,
         **links_of(job),
     )
     try:

@@ -14,12 +14,14 @@ from small_servers import (
     tokens_of,
 )
 from test_wire import HELLO, SECRET, servers, units
+from torch.distributed import HashStore
 
 from howdah.plan.method import Sync
 from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
 from howdah.server.way import ServerGone, Way
+from howdah.train.member import Moves
 
 
 def of_two(chunks):
@@ -27,18 +29,18 @@ def of_two(chunks):
     return [chunk._replace(rank=key % 2) for key, chunk in enumerate(chunks)]
 
 
-def client_of(there, place, rank):
+def client_of(there, place, rank, moved=None):
     """A rank of a worker, and what it holds."""
     for desk in there.desks:
         desk.shard.chunks = of_two(desk.shard.chunks)
     mine, chunks = units(), [*map(of_two, chunks_for(len(there.desks)))]
-    way = Way(there.addresses, SECRET, HELLO, patience=10.0)
+    way = Way(there.addresses, SECRET, HELLO, patience=10.0, moved=moved)
     return Client(way, place, chunks, mine, rank=rank), mine
 
 
-def joined(there, place=0):
+def joined(there, place=0, moved=(None, None)):
     """The ranks of a worker, which have joined as one."""
-    told, ranks = [], [client_of(there, place, rank) for rank in (0, 1)]
+    told, ranks = [], [client_of(there, place, rank, moved[rank]) for rank in (0, 1)]
     (first, _), (second, _) = ranks
     clock = first.join(lambda mine: told.append(mine) or mine)
     assert second.join(lambda mine: told[0]) == clock
@@ -94,6 +96,23 @@ def test_a_rank_cannot_join_a_worker_that_is_gone_or_push_what_is_another_ranks(
         )
         with pytest.raises(ServerGone, match="key 1 is none of rank 0 of worker 0"):
             link._await(lambda: False)
+
+
+def test_every_rank_of_a_worker_follows_a_server_that_is_elsewhere_now(monkeypatch):
+    monkeypatch.setattr("howdah.server.client.LEAVING", 0.1)  # it looks as often
+    store = HashStore()
+    told = [Moves(store) for _ in range(2)]
+    with servers(Sync("asp", workers=1)) as there:
+        ranks = [client for client, _ in joined(there, moved=[one.so_far for one in told])]
+        told[0].take({"step": 3})
+        assert not any(one.so_far() for one in told)
+        for times in (1, 2):
+            told[0].take({"moved": [1]})
+            for client in ranks:
+                (left, moved), before = client._links, client._links[1].came_back
+                moved._await(lambda: moved.came_back > before)  # noqa: B023 (at once)
+                moved._follow()  # it has
+                assert (left.came_back, moved.came_back) == (0, times)
 
 
 def test_a_rank_whose_connection_ends_asks_again_and_the_other_one_need_not():
