@@ -7,6 +7,9 @@ a rank on each.
     cut      the link is taken down after the third step: both sides say so within half a minute
     stopped  a rank is stopped (SIGSTOP) after the third step, while its kernel goes on answering:
              the other host says so within half a minute, and it when it is continued
+    killed   rank 1 is killed: up to four seconds after its start, after the third step, or while a
+             checkpoint is written. The other host says so within half a minute; both are started
+             again, and end with equal bits
 
 Needs root, and the tools of bench/cluster.
 """
@@ -16,12 +19,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from family import LIMIT, started
+from family import LIMIT, Family, started
 from small import checksums, environment, undisturbed, write_recipe
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
@@ -30,7 +34,8 @@ from profiles import PROFILES
 
 PORT = 29611
 LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
-TROUBLES = ("slow", "cut", "stopped")
+KILLS = ("killed at the start", "killed after a step", "killed in a save")
+TROUBLES = ("slow", "cut", "stopped", *KILLS)
 TOLD_WITHIN = 30.0
 TOLD = re.compile(r"^howdah: rank \d+ .*(lost|link|heard of)", re.MULTILINE)
 STEPS = 40
@@ -44,20 +49,42 @@ def on(box: Box, host: int, recipe: Path, run: Path, words: list[str]) -> list[s
     return box.words(host, [*torchrun, "-m", "howdah", "train", recipe, f"folder={run}", *words])
 
 
-def strike(box: Box, what: str, run: Path) -> None:
-    """Makes the cable slow, cuts it, or stops rank 1."""
+def strike(box: Box, what: str, process: int) -> None:
+    """Makes the cable slow, cuts it, or stops or kills a process."""
     if what == "cut":
         box.ip(1, f"link set {CARD} down")
-    elif what == "stopped":
-        os.kill(process_of(run, 1), signal.SIGSTOP)
+    elif what != "slow":
+        os.kill(process, signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
     else:
         for host in (0, 1):
             shaped = "rate 10mbit burst 128kb latency 400ms"  # a packet of 64 KiB passes
             box.tc(host, f"qdisc replace dev {CARD} root tbf {shaped}")
 
 
+def reached(what: str, run: Path, first: Family, draw: Random) -> bool:
+    """Waits for the moment at which a fault comes; whether it came."""
+    if what == "killed at the start":
+        there = waited(lambda: process_of(run, 1))
+        time.sleep(draw.uniform(0, 4))
+        return there
+    begun = first.wait_for("\nstep:  3")  # ranks take each step together
+    return begun and (
+        what != "killed in a save" or waited(lambda: any(run.glob("checkpoints/step-*.tmp")))
+    )
+
+
+def waited(met: Callable[[], object]) -> bool:
+    """Whether something is so in time."""
+    until = time.monotonic() + LIMIT
+    while not met():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
 def process_of(run: Path, rank: int) -> int:
-    """The process of a rank, which torchrun started."""
+    """The process of a rank, which torchrun started; 0: there is none."""
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (path / "cmdline").read_bytes()
@@ -65,11 +92,11 @@ def process_of(run: Path, rank: int) -> int:
             trains = f"folder={run}".encode() in words and b"torch.distributed.run" not in words
             if trains and f"RANK={rank}".encode() in given:
                 return int(path.name)
-    raise SystemExit(f"rank {rank} of {run} is not there")
+    return 0
 
 
-def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, Any]:
-    """One run on two hosts whose cable is struck."""
+def one(folder: Path, recipe: Path, layout: str, what: str, draw: Random) -> dict[str, Any]:
+    """One run on two hosts that are struck, or their cable."""
     run, words = folder / "run", [f"layout={layout}", f"train.steps={STEPS}"]
     given = {**environment(folder), "TORCH_CPP_LOG_LEVEL": "ERROR", "HOWDAH_SECRET_FILE": SECRET}
     with Box(PROFILES["flat-10g"], 2) as box, ExitStack() as stack:
@@ -78,9 +105,9 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, Any]:
             stack.enter_context(started(line, folder / str(host), environment=given))
             for host, line in enumerate(lines)
         ]
-        begun = sides[0].wait_for("\nstep:  3")  # ranks take each step together
-        if begun:
-            strike(box, what, run)
+        begun = reached(what, run, sides[0], draw)
+        if begun and (struck := process_of(run, 1)):
+            strike(box, what, struck)
         began = time.monotonic()
         told, ends = [-1.0, -1.0], [-1.0, -1.0]
         while time.monotonic() - began < 3 * LIMIT and min(ends) < 0:
@@ -99,18 +126,33 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, Any]:
         said = [text[:1000] for text in whole]
         aborted = any("terminate called" in text for text in whole)
         codes = [side.process.poll() for side in sides]
+        again = go_on(stack, lines, folder, given) if what in KILLS else codes
     row: dict[str, Any] = {"kind": "host", "layout": layout, "what": what, "begun": begun}
     row |= {"told": told, "ended": ends, "codes": codes, "said": said, "aborted": aborted}
-    if what == "slow":
+    if what in ("slow", *KILLS):
         wanted = undisturbed(recipe, folder / "ref", words, STEPS)
-        row["equal"] = codes == [0, 0] and checksums(run, STEPS) == wanted
+        row["equal"] = again == [0, 0] and checksums(run, STEPS) == wanted
     return row | {"survived": survived(row)}
+
+
+def go_on(
+    stack: ExitStack, lines: Sequence[list[str]], folder: Path, given: dict[str, str]
+) -> list[int | None]:
+    """Starts both hosts again; their exit codes."""
+    sides = [
+        stack.enter_context(started(line, folder / f"again{host}", environment=given))
+        for host, line in enumerate(lines)
+    ]
+    for side in sides:
+        side.end(LIMIT)
+    return [side.process.poll() for side in sides]
 
 
 def survived(row: Mapping[str, Any]) -> bool:
     """Whether a row is as it must be: the fault came when the ranks were training; under a slow
     cable they ended with the same bits; of all else both hosts told in a sentence, in time, and
-    ended with exit code 1. A rank that was stopped is continued when the first host has ended.
+    ended with exit code 1. A rank that was stopped is continued when the first host has ended; one
+    that was killed tells nothing, and the run that goes on must end with the same bits.
     """
     if not row["begun"] or row["aborted"]:
         return False
@@ -119,15 +161,17 @@ def survived(row: Mapping[str, Any]) -> bool:
     since = [0.0, row["ended"][0] if row["what"] == "stopped" else 0.0]
     took = [end - start for end, start in zip(row["ended"], since, strict=True)]
     in_time = min(row["ended"]) >= 0 and max(took) <= TOLD_WITHIN
-    return in_time and min(row["told"]) >= 0 and row["codes"] == [1, 1]
+    told = row["told"][:1] if row["what"] in KILLS else row["told"]
+    went_on = row["what"] not in KILLS or bool(row["equal"])
+    return in_time and min(told) >= 0 and row["codes"] == [1, 1] and went_on
 
 
 def hosts(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each layout and kind of trouble."""
-    recipe = write_recipe(folder)
+    recipe, draw = write_recipe(folder), Random(1)
     for number, layout in enumerate(LAYOUTS):
         for what in TROUBLES:
-            yield one(folder / f"host{number}{what}", recipe, layout, what)
+            yield one(folder / f"host{number}{what}", recipe, layout, what, draw)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
+from signal import SIGCONT
 from subprocess import PIPE, STDOUT, Popen
 from threading import Thread
 from time import monotonic
@@ -123,6 +124,7 @@ class Ranks:
     def ended(self, some: Iterable[int]) -> None:
         """Waits until these ranks have ended by themselves. Raises TimeoutExpired."""
         for rank in some:
+            self.runs[rank].send_signal(SIGCONT)  # nsenter stops with the process it has started
             self.runs[rank].wait(PATIENCE)
 
     def finish(self) -> int:

@@ -34,14 +34,18 @@ def server(
     sizes: Sequence[int],
     sync: Sync,
     *,
-    of: tuple[int, int] = (0, 1),
+    of: tuple[int, Sequence[int]] = (0, (1,)),
     chunk: int = CHUNK,
     fifo: bool = False,
 ) -> Host:
-    """The server number of[0] of of[1], whose optimizer is SGD without momentum: one pass."""
+    """A server, whose optimizer is SGD without momentum: one pass.
+
+    of  its number, and how much each server keeps, beside the others
+    """
     torch.set_num_threads(1)
     method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=sync, grad_clip=0.0)
-    chunks = chunks_of([*map(whole, buffers(sizes))], of[1], element_bytes=4, most=chunk)[of[0]]
+    number, shares = of
+    chunks = chunks_of([*map(whole, buffers(sizes))], shares, element_bytes=4, most=chunk)[number]
     shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     desk = Desk(Clocks(sync, len(chunks)), shard, fifo=fifo)
     return Host(
@@ -49,11 +53,12 @@ def server(
     )
 
 
-def worker(
+def worker(  # noqa: PLR0913 (facts that have nothing in common)
     addresses: Sequence[Address],
     sizes: Sequence[int],
     *,
     place: int = 0,
+    shares: Sequence[int] = (),
     chunk: int = CHUNK,
     window: int = WINDOW,
     fifo: bool = False,
@@ -64,7 +69,8 @@ def worker(
         one.unit: FlatUnit(one, 0, torch.zeros(one.length), none, torch.ones(one.length), none)
         for one in buffers(sizes)
     }
-    chunks = chunks_of([*map(whole, buffers(sizes))], len(addresses), element_bytes=4, most=chunk)
+    ranges, shares = [*map(whole, buffers(sizes))], shares or (1,) * len(addresses)
+    chunks = chunks_of(ranges, shares, element_bytes=4, most=chunk)
     way = Way(addresses, SECRET, HELLO, fifo=fifo, window=window)
     client = Client(way, place, chunks, units)
     client.join()

@@ -138,7 +138,8 @@ def _links_text(found: dict[str, dict[str, float]]) -> list[str]:
         "|---" * 4 + "|",
     ]
     for name, row in found.items():
-        cells = " | ".join(f"{row[of] / row['seconds']:.1%}" for of in ("alone", "osdi20"))
+        shares = (row.get(of, 0.0) / row["seconds"] for of in ("alone", "osdi20"))
+        cells = " | ".join(f"{share:.1%}" if share else "" for share in shares)
         lines.append(f"| {name} | {row['seconds']:.3f} | {cells} |")
     return lines
 

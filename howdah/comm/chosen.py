@@ -128,6 +128,10 @@ class _Among:
     def aside(self) -> Store | None:
         return self._among.aside
 
+    @property
+    def address(self) -> str:
+        return self._among.address
+
     def __call__(self, ranks: Sequence[int]) -> Transport:
         return choosing(self._among(ranks), self._algorithms)
 

@@ -358,6 +358,10 @@ class _Joining:
     def aside(self) -> dist.Store:
         return self.connect.aside
 
+    @property
+    def address(self) -> str:
+        return self.connect.address
+
     def __call__(self, ranks: Sequence[int]) -> Transport:
         members = tuple(ranks)
         self.times[members] += 1

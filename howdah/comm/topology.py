@@ -41,11 +41,13 @@ class Seen:
 
     nodes   the host of each rank
     names   of the hosts
+    at      of each, the wire between hosts, and the address at which its first rank listens
     clocks  seconds by which each host's clock is ahead of that of host 0
     """
 
     nodes: tuple[int, ...]
     names: tuple[str, ...]
+    at: tuple[str, ...]
     clocks: tuple[float, ...]
 
     @property
@@ -75,15 +77,23 @@ def hosts_of(transport: Transport) -> Seen:
             "after the other: start as many on each, in the order of the hosts"
         )
     transport.barrier()
-    own = torch.frombuffer(bytearray(node().encode()[:NAME].ljust(NAME)), dtype=torch.uint8)
+    among = transport.among
+    said = (node(), f"{among.wires.between} {among.address}")
+    own = torch.frombuffer(bytearray(b"".join(map(_padded, said))), dtype=torch.uint8)
     now = torch.tensor([time()], dtype=torch.float64).view(torch.uint8)
     heard = _gathered(transport, torch.cat([own, now]))
-    names = [bytes(one[:NAME].tolist()).decode(errors="replace").strip() for one in heard]
-    clocks = [one[NAME:].clone().view(torch.float64).item() for one in heard]
-    leads = range(0, len(nodes), each)
-    return Seen(
-        tuple(nodes), tuple(names[r] for r in leads), tuple(clocks[r] - clocks[0] for r in leads)
-    )
+    leads = [heard[rank] for rank in range(0, len(nodes), each)]
+    names, at = (tuple(_text(one[n * NAME :][:NAME]) for one in leads) for n in range(2))
+    clocks = [one[2 * NAME :].clone().view(torch.float64).item() for one in leads]
+    return Seen(tuple(nodes), names, at, tuple(clock - clocks[0] for clock in clocks))
+
+
+def _padded(text: str) -> bytes:
+    return text.encode()[:NAME].ljust(NAME)
+
+
+def _text(padded: Tensor) -> str:
+    return bytes(padded.tolist()).decode(errors="replace").strip()
 
 
 def measured(transport: Transport, seen: Seen) -> Topology:

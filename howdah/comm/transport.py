@@ -49,6 +49,11 @@ class SubgroupFactory(Protocol):
         """The store of all ranks of the run, for threads of their own; None: there is one rank."""
         ...
 
+    @property
+    def address(self) -> str:
+        """At which this rank listens for others; empty: howdah's own wire connects none."""
+        ...
+
     def __call__(self, ranks: Sequence[int]) -> "Transport":
         """A transport for `ranks` (numbers in the parent transport). All of `ranks` must call it,
         in the same order.
@@ -216,7 +221,7 @@ def copy_own(into: Tensor, part: Tensor) -> None:
 class _Nobody:
     """The subgroups of a group of one: the rank itself."""
 
-    wires, aside = Wires("none", "none"), None
+    wires, aside, address = Wires("none", "none"), None, ""
 
     def __call__(self, ranks: Sequence[int]) -> Transport:
         return SingleRank()

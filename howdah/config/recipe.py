@@ -290,7 +290,7 @@ def check_run(run: Run, layout: Layout) -> list[str]:
             in_steps(run.train, resolve_batch(run.batch, layout)[0], sequence)
         except UserError as problem:
             here = [*here, str(problem)]
-    if run.comm.is_chosen and not (fit or here):
+    if (run.comm.is_chosen or run.comm.server_shares) and not (fit or here):
         here = choice_misfits(plan_of(run, layout))
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
@@ -327,7 +327,7 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.train.expert_placement == "load" and run.model.experts is None:
         yield "train.expert_placement is load, and the model has no experts; use number"
     yield from choice_problems(run.comm.algorithm)
-    for key in ("tls", "push_order", "push_window") if not run.method.sync else ():
+    for key in ("tls", "push_order", "push_window", "server_shares") if not run.method.sync else ():
         if getattr(run.comm, key) != getattr(Comm(), key):
             of = "is for servers and workers of method.sync, which is not given"
             yield f"comm.{key} {of}; drop it"

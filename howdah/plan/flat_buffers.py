@@ -18,7 +18,7 @@ buffer is a range too (`share`), cut at any element. Where tensor or expert para
 weight, its segment holds the rank's box of the weight.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -142,6 +142,16 @@ def share(length: int, parts: int, index: int) -> tuple[int, int]:
     The sizes of the shares differ by at most one element.
     """
     return length * index // parts, length * (index + 1) // parts
+
+
+def portion(length: int, sizes: Sequence[int], index: int) -> tuple[int, int]:
+    """Portion `index` of `length` elements that are cut in the ratio of `sizes`, as a range.
+
+    >>> [portion(12, (3, 1, 2), index) for index in range(3)]
+    [(0, 6), (6, 8), (8, 12)]
+    """
+    before, whole = sum(sizes[:index]), sum(sizes)
+    return length * before // whole, length * (before + sizes[index]) // whole
 
 
 def shares(length: int, parts: int) -> np.ndarray:

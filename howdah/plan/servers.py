@@ -13,14 +13,16 @@ the sum, and every worker keeps all states, and updates all weights alike.
 
 (Li et al. 2014, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
 Each server has a range of *every* unit, so that all of them are busy from the first bucket of a
-backward pass to the last, and hold equally many bytes. The groups of a push are the workers and
-one server, which is last. Where a worker under `method.sync` has several ranks (tp2 server2), each
-pushes and pulls what it counts (`plan/worker_ranks.py`).
+backward pass to the last, and hold equally many bytes; under `method.sync` some may keep more
+(`comm.server_shares`), such as those that stand on no worker's machine. The groups of a push are
+the workers and one server, which is last. Where a worker under `method.sync` has several ranks
+(tp2 server2), each pushes and pulls what it counts (`plan/worker_ranks.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from howdah.plan.flat_buffers import share
+from howdah.plan.comm import Comm
+from howdah.plan.flat_buffers import portion, share
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Sync
 from howdah.shapes.shape import ModelShape
@@ -59,14 +61,34 @@ def chain_of(shard: int, servers: int, replicas: int) -> list[int]:
     return [(shard + k) % servers for k in range(min(replicas, servers - 1) + 1)]
 
 
-def held_length(length: int, layout: Layout, rank: int, sync: Sync | None) -> int:
+def server_shares(layout: Layout, comm: Comm) -> Sequence[int]:
+    """How much each server keeps of every unit, beside the others."""
+    return comm.server_shares or (1,) * layout.server
+
+
+def held_length(
+    length: int, layout: Layout, rank: int, sync: Sync | None, sizes: Sequence[int]
+) -> int:
     """Elements of a unit of `length` of which server `rank` has the state: those of its own range,
     and of the ranges that it copies.
+
+    sizes  what servers keep, beside each other: `server_shares`
     """
     number, replicas = rank - layout.workers, sync.replicas if sync else 0
     shards = [n for n in range(layout.server) if number in chain_of(n, layout.server, replicas)]
-    ranges = (share(length, layout.server, shard) for shard in shards)
+    ranges = (portion(length, sizes, shard) for shard in shards)
     return sum(stop - start for start, stop in ranges)
+
+
+def share_problem(layout: Layout, comm: Comm) -> str:
+    """Why servers cannot keep such shares; empty: they can."""
+    sizes = comm.server_shares
+    if not sizes or (len(sizes) == layout.server and min(sizes) >= 1):
+        return ""
+    return (
+        f"comm.server_shares={[*sizes]} says how much each server keeps beside the others, and the "
+        f"layout has server{layout.server}: write as many numbers of 1 or more, or drop it"
+    )
 
 
 def server_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterator[str]:

@@ -24,7 +24,7 @@ from howdah.search.layer_window import advice as advice_on_window
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.sim.chosen import choice_misfits
-from howdah.sim.servers import least_paying
+from howdah.sim.servers import best_shares, least_paying
 
 # (from how many parameters, the same in words, fewest and most tokens of a step)
 PUBLISHED = (
@@ -67,8 +67,16 @@ def _servers(plan: Plan) -> Iterator[str]:
     sync, servers = plan.method.sync, plan.layout.server
     workers = sync.workers if sync else plan.layout.workers
     least = least_paying(workers)
+    if plan.comm.server_shares:
+        return
     if servers > workers:
         yield f"more servers than the {workers} workers wait for them: server{workers} is as fast"
+        if sync and servers < 2 * workers:
+            sizes = best_shares(workers, servers - workers)
+            yield (
+                f"{workers} of the servers may stand on the workers' machines, and join last: "
+                f"then comm.server_shares={sizes} is best"
+            )
     elif servers and not least:
         yield f"on links of one speed, {workers} workers are as fast without servers"
     elif 0 < servers < least:

@@ -38,6 +38,7 @@ from howdah.plan.gathers import Gather, gathers
 from howdah.plan.homes import homes
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
+from howdah.plan.servers import share_problem
 from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
 from howdah.sim.programs import price
@@ -203,9 +204,11 @@ def sparse_problems(plan: Plan) -> Iterator[str]:
 
 
 def choice_misfits(plan: Plan) -> list[str]:
-    """Sentences about algorithms that cannot use as many ranks as a group of the plan has, and
-    about sums by rows that cannot be.
+    """Sentences about algorithms that cannot use as many ranks as a group of the plan has, about
+    sums by rows that cannot be, and shares that no server has.
     """
+    if plan.method.sync and (problem := share_problem(plan.layout, plan.comm)):
+        return [problem]
     if plan.layout.server and (plan.comm.algorithm or plan.comm.sparse):
         return ["[comm] is not for parameter servers, to which workers send directly; leave it out"]
     if plan.comm.algorithm and plan.method.gradient_dtype == "int4":

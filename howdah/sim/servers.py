@@ -8,7 +8,8 @@ may serve, too:
 
 Servers of a layout (`dp4 server2`) are alone with what they serve: their busier end moves n/k
 times what a worker does. So they are faster than a ring from k > n²/(2(n - 1)) on, and more than n
-of them wait for workers.
+of them wait for workers. With servers on the workers' machines, too, and shares of the right sizes
+(`best_shares`) all links are busy.
 """
 
 
@@ -18,6 +19,17 @@ def bound(workers: int, servers: int, *, size: float, bandwidth: float) -> float
     if n == 1:
         return size / bandwidth if k else 0.0
     return 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * bandwidth)
+
+
+def best_shares(workers: int, servers: int) -> list[int]:
+    """How much each server should keep, beside the others, with which `bound` is reached: first
+    those that are alone on their machines, k of them, then one on each worker's machine.
+
+    >>> best_shares(4, 1)
+    [6, 3, 3, 3, 3]
+    """
+    n, k = workers, min(servers, workers)
+    return [2 * (n - 1)] * k + [n - k] * n * (k < n)
 
 
 def alone(workers: int, servers: int, *, size: float, bandwidth: float) -> float:

@@ -31,6 +31,7 @@ from howdah.plan.boxes import Piece
 from howdah.plan.comm import Tls
 from howdah.plan.flat_buffers import Buffer, pieces
 from howdah.plan.method import Sync
+from howdah.plan.servers import server_shares
 from howdah.plan.worker_ranks import served_ranges
 from howdah.server.chain import Chain
 from howdah.server.chunks import Chunk, chunks_of
@@ -64,8 +65,10 @@ def run_hello(job: Job) -> dict[str, object]:
     """What workers and servers must have in common: version, model, method, batch and seed. Text
     is compared by the coordinator.
     """
-    about = job.shape, job.method, job.plan.sequence, job.batch, job.seed, str(job.layout)
-    return {"version": __version__, "run": job.name, "settings": crc32(repr(about).encode())}
+    plan = job.plan
+    about = job.shape, job.method, plan.sequence, job.batch, job.seed, str(job.layout)
+    settings = crc32(repr((about, plan.comm.server_shares)).encode())
+    return {"version": __version__, "run": job.name, "settings": settings}
 
 
 class Links(TypedDict):
@@ -85,7 +88,8 @@ def links_of(job: Job) -> Links:
 def chunks_for(job: Job) -> list[list[Chunk]]:
     """By server, its chunks."""
     plan = job.plan
-    return chunks_of(served_ranges(plan), plan.layout.server, element_bytes=plan.master_bytes)
+    sizes = server_shares(plan.layout, plan.comm)
+    return chunks_of(served_ranges(plan), sizes, element_bytes=plan.master_bytes)
 
 
 def pace_of(job: Job, start: Start) -> Pace:

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing, contextmanager
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +14,7 @@ from howdah.bench.tuning import likely, tuned
 from howdah.collectives.choice import everywhere, program_of
 from howdah.comm.chosen import choosing
 from howdah.comm.rendezvous import choose
-from howdah.comm.selection import chosen_on, settled, topology_of
+from howdah.comm.selection import chosen_on, file_of, keep, settled, topology_of
 from howdah.comm.topology import Seen, hosts_of, measured, told_by_first
 from howdah.machines.topology import Kept, Topology, cards_of, cluster_of, parse, spell
 from howdah.plan.comm import Algorithms
@@ -103,8 +104,27 @@ def test_a_text_of_groups_is_that_of_its_groups_alone():
 
 
 def test_seen_hosts_have_their_first_ranks():
-    seen = Seen((0, 0, 1, 1), ("a", "b"), (0.0, 0.0))
+    seen = Seen((0, 0, 1, 1), ("a", "b"), ("tcp 10.0.0.1", "tcp 10.0.0.2"), (0.0, 0.0))
     assert seen.leads == [0, 2] and seen.ranks == 2
+
+
+def test_hosts_of_the_same_names_behind_other_wires_and_addresses_have_files_of_their_own():
+    names, clocks = ("localhost",) * 2, (0.0, 0.0)
+    files = [
+        file_of(Seen((0, 1), names, tuple(f"{wire} 10.0.{net}.{n}" for n in (1, 2)), clocks))
+        for wire, net in product(("tcp", "gloo"), (0, 1))
+    ]
+    assert len({*files}) == 4
+
+
+def tell_addresses(transport, machines, cache):
+    with apart(transport, machines, cache) as wire:
+        return hosts_of(wire).at
+
+
+def test_ranks_tell_each_other_their_wire_and_address(workers, tmp_path):
+    told = workers.run(tell_addresses, "ab", tmp_path, ranks=2)
+    assert told == [("tcp 127.0.0.1",) * 2] * 2
 
 
 def test_what_is_kept_of_others_is_not_taken(workers, tmp_path):
@@ -117,9 +137,8 @@ def test_what_is_kept_of_others_is_not_taken(workers, tmp_path):
 def read_after_damage(transport, machines, cache):
     with apart(transport, machines, cache) as wire:
         if wire.rank == 0:
-            from howdah.comm.selection import file_of, keep
-
-            file = file_of(Seen(tuple(wire.among.wires.nodes), ("elsewhere",) * 2, (0.0, 0.0)))
+            elsewhere = ("elsewhere",) * 2
+            file = file_of(Seen(tuple(wire.among.wires.nodes), elsewhere, elsewhere, (0.0, 0.0)))
         seen = hosts_of(wire)
         if wire.rank == 0:
             wrong = Topology(("elsewhere",) * 2, 2, ((0.0, 1.0), (1.0, 0.0)), 1.0, 1.0)

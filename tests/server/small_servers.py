@@ -35,7 +35,7 @@ def method_of(sync, name="adamw"):
 
 
 def chunks_for(servers, most=2048):
-    return chunks_of([*map(whole, UNITS)], servers, element_bytes=8, most=most)
+    return chunks_of([*map(whole, UNITS)], [1] * servers, element_bytes=8, most=most)
 
 
 def first_weights():

@@ -1,18 +1,21 @@
 """How many parameter servers pay off, and what a step with them is priced at."""
 
+from dataclasses import replace
+
 import pytest
 
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
+from howdah.plan.comm import Comm
 from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Sync
 from howdah.plan.plan import make_plan
 from howdah.plan.sums import sums_of
 from howdah.search.notes import notes_on
 from howdah.shapes.presets import preset
 from howdah.sim.message_times import MessageTimes
 from howdah.sim.predict import predict
-from howdah.sim.servers import alone, bound, least_paying
+from howdah.sim.servers import alone, best_shares, bound, least_paying
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8, 64])
@@ -32,14 +35,44 @@ def test_servers_that_only_serve_are_never_below_the_bound():
             assert both[0] >= both[1] - 1e-12
 
 
+def test_with_the_best_shares_every_machine_moves_as_much_as_the_bound_says():
+    for workers in range(2, 13):
+        for servers in range(workers + 1):
+            sizes = best_shares(workers, servers)
+            kept = [size / sum(sizes) for size in sizes]
+            moved = [workers * mine for mine in kept[:servers]]
+            moved += [1 - mine + (workers - 1) * mine for mine in kept[servers:]]
+            least = bound(workers, servers, size=1, bandwidth=1)
+            assert moved == pytest.approx([least] * len(moved))
+            assert len(sizes) == (servers if servers == workers else servers + workers)
+
+
+def test_a_server_that_keeps_more_holds_more_and_is_waited_for():
+    cluster, method = load_cluster("h100x16"), Method(sync=Sync("asp", workers=4), grad_clip=0.0)
+    found = [
+        predict(plan_of("server2", method, Comm(server_shares=sizes)), cluster)
+        for sizes in ((), (1, 1), (3, 1), (1, 7))
+    ]
+    assert found[0].memory == found[1].memory
+    held = [[sum(row.bytes for row in rows) for rows in one.memory[1:]] for one in found]
+    assert held[2][0] == pytest.approx(1.5 * max(held[0]), rel=1e-3)
+    pushes = [MessageTimes(one.plan, cluster).of_sum(sums_of(one.plan, rank=0)[0]) for one in found]
+    assert pushes[0] == pushes[1] < pushes[2]
+    more = [
+        seconds - pushes[0] for seconds in pushes
+    ]  # the busiest moves 2, 3 and 3.5 times as much
+    assert more[3] == pytest.approx(1.5 * more[2])
+
+
 def test_how_many_pay_off():
     assert [least_paying(workers) for workers in (1, 2, 3, 4, 8)] == [0, 0, 3, 3, 5]
 
 
-def plan_of(layout):
+def plan_of(layout, method=Method(), comm=Comm()):  # noqa: B008 (constants)
     batch = Batch(global_batch=8, micro_batch=1)
-    shape = preset("laptop")
-    return make_plan(shape, parse_layout(layout), batch, sequence=256, method=Method())
+    shape, words = preset("laptop"), parse_layout(layout)
+    plan = make_plan(shape, words, batch, sequence=256, method=method)
+    return replace(plan, comm=comm)
 
 
 def test_more_servers_make_a_step_shorter_and_hold_less():
@@ -87,3 +120,11 @@ def test_servers_that_only_add_move_as_much_as_those_that_update_in_float32():
 def test_a_plan_says_how_many_servers_pay_off(layout, note):
     notes = [one for one in notes_on(plan_of(layout), None) if "server" in one]
     assert len(notes) == bool(note) and "".join(notes).startswith(note)
+
+
+def test_a_plan_says_how_much_servers_on_workers_machines_should_keep():
+    method = Method(sync=Sync("bsp", workers=4), grad_clip=0.0)
+    notes = [one for one in notes_on(plan_of("server5", method), None) if "server" in one]
+    assert "comm.server_shares=[6, 3, 3, 3, 3] is best" in notes[-1]
+    comm = Comm(server_shares=(6, 3, 3, 3, 3))
+    assert not [one for one in notes_on(plan_of("server5", method, comm), None) if "server" in one]

@@ -42,11 +42,14 @@ def test_a_run_with_servers_goes_on_as_an_all_reduce_run_and_back(workers, make_
     """Under bsp it is the all-reduce run of as many replicas, whatever the order of arrival."""
     sync = 'method.sync={kind = "bsp", workers = 2}'
     train_on(workers, make_job("never", *ALL_REDUCE, "train.steps=4", "train.save_every=1"))
-    for leg, mine in ((1, ALL_REDUCE), (3, (*SERVED, sync)), (4, ALL_REDUCE)):
+    uneven = *SERVED, sync, "comm.server_shares=[3, 1]"
+    for leg, mine in ((1, ALL_REDUCE), (2, (*SERVED, sync)), (3, uneven), (4, ALL_REDUCE)):
         job = make_job("always", *mine, f"train.steps={leg}", "train.save_every=1")
         if job.method.sync:
             said = served(job)
             assert sum("loss:" in line for line in said) >= 1
+            first, second = (sum(c.length for c in mine) for mine in chunks_for(job))
+            assert first == pytest.approx((3 if leg == 3 else 1) * second, rel=1e-2)
         else:
             train_on(workers, job)
         assert opened(tmp_path / "always", leg).samples == 4 * leg
