@@ -7,9 +7,10 @@ a rank on each.
     cut      the link is taken down after the third step: both sides say so within half a minute
     stopped  a rank is stopped (SIGSTOP) after the third step, while its kernel goes on answering:
              the other host says so within half a minute, and it when it is continued
-    killed   rank 1 is killed: up to four seconds after its start, after the third step, or while a
-             checkpoint is written. The other host says so within half a minute; both are started
-             again, and end with equal bits
+    killed   rank 1 is killed: up to a second after the ranks have met, after the third step, or
+             while a checkpoint is written. The other host says so within half a minute; both are
+             started again, and end with equal bits. (A rank that dies before it has met the others
+             is waited for, as one that was not started yet.)
 
 Needs root, and the tools of bench/cluster.
 """
@@ -34,10 +35,11 @@ from profiles import PROFILES
 
 PORT = 29611
 LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
-KILLS = ("killed at the start", "killed after a step", "killed in a save")
+KILLS = ("killed before a step", "killed after a step", "killed in a save")
 TROUBLES = ("slow", "cut", "stopped", *KILLS)
 TOLD_WITHIN = 30.0
 TOLD = re.compile(r"^howdah: rank \d+ .*(lost|link|heard of)", re.MULTILINE)
+MET = "talk without encryption"  # what rank 0 says when all have met
 STEPS = 40
 
 
@@ -63,10 +65,10 @@ def strike(box: Box, what: str, process: int) -> None:
 
 def reached(what: str, run: Path, first: Family, draw: Random) -> bool:
     """Waits for the moment at which a fault comes; whether it came."""
-    if what == "killed at the start":
-        there = waited(lambda: process_of(run, 1))
-        time.sleep(draw.uniform(0, 4))
-        return there
+    if what == "killed before a step":
+        met = waited(lambda: MET in first.err.read_text(errors="replace"))
+        time.sleep(draw.uniform(0, 1))
+        return met
     begun = first.wait_for("\nstep:  3")  # ranks take each step together
     return begun and (
         what != "killed in a save" or waited(lambda: any(run.glob("checkpoints/step-*.tmp")))
