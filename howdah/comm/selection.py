@@ -74,9 +74,7 @@ def topology_of(transport: Transport, *, again: bool = False) -> Kept:
 
 
 def file_of(seen: Seen) -> Path:
-    """Where the topology of a set of hosts is kept. Other hosts may have the same names, and other
-    links lead to them by other interfaces.
-    """
+    """Where the topology of a set of hosts is kept: others may have the same names."""
     name = crc32(f"{seen.names} {seen.at} {seen.ranks}".encode())
     return read_settings().cache / CLUSTERS / f"hosts-{name:08x}.json"
 

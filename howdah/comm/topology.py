@@ -79,17 +79,14 @@ def hosts_of(transport: Transport) -> Seen:
     transport.barrier()
     among = transport.among
     said = (node(), f"{among.wires.between} {among.address}")
-    own = torch.frombuffer(bytearray(b"".join(map(_padded, said))), dtype=torch.uint8)
+    padded = b"".join(one.encode()[:NAME].ljust(NAME) for one in said)
+    own = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
     now = torch.tensor([time()], dtype=torch.float64).view(torch.uint8)
     heard = _gathered(transport, torch.cat([own, now]))
     leads = [heard[rank] for rank in range(0, len(nodes), each)]
     names, at = (tuple(_text(one[n * NAME :][:NAME]) for one in leads) for n in range(2))
     clocks = [one[2 * NAME :].clone().view(torch.float64).item() for one in leads]
     return Seen(tuple(nodes), names, at, tuple(clock - clocks[0] for clock in clocks))
-
-
-def _padded(text: str) -> bytes:
-    return text.encode()[:NAME].ljust(NAME)
 
 
 def _text(padded: Tensor) -> str:

@@ -66,14 +66,16 @@ def server_shares(layout: Layout, comm: Comm) -> Sequence[int]:
     return comm.server_shares or (1,) * layout.server
 
 
-def held_length(
-    length: int, layout: Layout, rank: int, sync: Sync | None, sizes: Sequence[int]
-) -> int:
+def largest_share(layout: Layout, comm: Comm) -> float:
+    """How much of every unit the server keeps that has most of it."""
+    return max(sizes := server_shares(layout, comm)) / sum(sizes)
+
+
+def held_length(length: int, layout: Layout, rank: int, sync: Sync | None, comm: Comm) -> int:
     """Elements of a unit of `length` of which server `rank` has the state: those of its own range,
     and of the ranges that it copies.
-
-    sizes  what servers keep, beside each other: `server_shares`
     """
+    sizes = server_shares(layout, comm)
     number, replicas = rank - layout.workers, sync.replicas if sync else 0
     shards = [n for n in range(layout.server) if number in chain_of(n, layout.server, replicas)]
     ranges = (portion(length, sizes, shard) for shard in shards)

@@ -62,7 +62,7 @@ from howdah.plan.plan import BYTES, Plan
 from howdah.plan.program import stage_parts, steady_schedule
 from howdah.plan.quantised import feedback_elements, message_bytes, reducing_bytes
 from howdah.plan.schedule.held import peak_held
-from howdah.plan.servers import held_length, server_shares, serves
+from howdah.plan.servers import held_length, serves
 from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
 from howdah.plan.stages import stages_of
 from howdah.plan.sums import sums_of
@@ -170,7 +170,7 @@ def peak(held: list[Held], home: Home = "device") -> int:
 def _cut(buffer: Buffer, plan: Plan, rank: int) -> tuple[int, int]:
     """Elements of a unit's buffer, and of the rank's share; a server has no more than its range."""
     if serves(plan.layout, rank):
-        mine = _held(buffer, plan, rank)
+        mine = held_length(buffer.length, plan.layout, rank, plan.method.sync, plan.comm)
         return mine, mine
     if plan.layout.server:
         start, stop = own_range(buffer, plan.layout, rank)
@@ -178,12 +178,6 @@ def _cut(buffer: Buffer, plan: Plan, rank: int) -> tuple[int, int]:
     inside, _ = shard_axes(plan.layout, buffer.unit)
     start, stop = share(buffer.length, inside.size, inside.index_of(rank))
     return buffer.length, stop - start
-
-
-def _held(buffer: Buffer, plan: Plan, rank: int) -> int:
-    """Elements of a unit of which a server has the state."""
-    sizes = server_shares(plan.layout, plan.comm)
-    return held_length(buffer.length, plan.layout, rank, plan.method.sync, sizes)
 
 
 def _kept(buffer: Buffer, plan: Plan, rank: int, width: Width) -> Width:
@@ -202,7 +196,8 @@ def _pulled(held: Sequence[Buffer], plan: Plan, rank: int) -> Held:
     """What each worker has pulled from a server that corrects gradients for their delay."""
     sync, elements = plan.method.sync, 0
     if sync and sync.compensation and serves(plan.layout, rank):
-        elements = sync.workers * sum(_held(one, plan, rank) for one in held)
+        mine = (held_length(one.length, plan.layout, rank, sync, plan.comm) for one in held)
+        elements = sync.workers * sum(mine)
     return Held("copies", "device", BOTH, elements * plan.master_bytes)
 
 

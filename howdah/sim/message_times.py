@@ -27,7 +27,7 @@ from howdah.plan.gathers import Gather, gathers
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.quantised import hops
-from howdah.plan.servers import server_shares
+from howdah.plan.servers import largest_share
 from howdah.plan.sharding import shard_axes
 from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
 from howdah.shapes.weights import FROZEN
@@ -147,8 +147,7 @@ class MessageTimes:
         layout, sync = self._plan.layout, self._plan.method.sync
         bandwidth, latency = self._path("dp", range(layout.world), "all")
         workers = layout.workers * (sync.workers if sync else 1)
-        sizes = server_shares(layout, self._plan.comm)
-        busier = max(1.0, workers * max(sizes) / sum(sizes))
+        busier = max(1.0, workers * largest_share(layout, self._plan.comm))
         return sum(messages) * width * busier / bandwidth + len(messages) * latency
 
     def _chosen(self, label: str, *calls: Collective) -> float | None:
