@@ -7,7 +7,7 @@ every rank    reads these of all other ranks; an error names those that are miss
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,18 @@ def own_hello(
     )
 
 
-def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
+def meet(
+    store: Store,
+    hello: Hello,
+    *,
+    rank: int,
+    size: int,
+    seconds: float,
+    heed: Callable[[], object] | None = None,
+) -> list[Hello]:
     """Exchanges the Hellos of all ranks; returns them in rank order.
+
+    heed  called while ranks have not come; may raise
 
     Raises Missing, for ranks that did not come within `seconds`, or UserError for a machine with
     another version of howdah.
@@ -113,6 +123,8 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
         late = monotonic() > until
         if late and (missing := [n for n, key in enumerate(keys) if not store.check([key])]):
             raise Missing(missing, size, seconds)
+        if heed:
+            heed()
         sleep(pause)
         pause = min(2 * pause, LONGEST)
     told = [json.loads(store.get(key).decode()) for key in keys]

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
+from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 
 EVERY, SILENT = 2.0, 20.0  # seconds
@@ -44,7 +45,7 @@ class Pulse:
         self._store, self._rank, self._next = store, rank, (rank + 1) % size
         self._told: WeakSet[Loser] = WeakSet()
         self._heard, self._silence = -1, Patience(SILENT, every=EVERY)
-        self._closed = Event()
+        self._closed, self._lost = Event(), ""
         self._thread = Thread(target=self._beat, name="pulse")
 
     def tell(self, loser: Loser) -> None:
@@ -57,11 +58,17 @@ class Pulse:
         """Starts the thread. It runs until `close`, a lost rank, or the end of the store."""
         self._thread.start()
 
+    def heed(self) -> None:
+        """Raises PeerLost when a rank is lost: for waits that belong to no transport yet."""
+        if self._lost:
+            raise PeerLost(self._lost)
+
     def look(self) -> str:
         """Counts once and checks once; returns a sentence that names a lost rank, or ""."""
         self._store.add(f"pulse/{self._rank}", 1)
         if self._store.check(["lost"]):
-            return str(self._store.get("lost").decode(errors="replace"))
+            self._lost = str(self._store.get("lost").decode(errors="replace"))
+            return self._lost
         number = self._store.add(f"pulse/{self._next}", 0)
         if number != self._heard or number >= LEFT:
             self._heard, self._silence = number, Patience(SILENT, every=EVERY)
@@ -74,6 +81,7 @@ class Pulse:
             f"rank {self._next} has not been heard of for {SILENT:g} s, as rank {self._rank} saw: "
             "it is stopped, or its machine is"
         )
+        self._lost = said
         self._store.set("lost", said)
         return said
 

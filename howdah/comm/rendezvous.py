@@ -242,7 +242,7 @@ class _Connecting:
             problem=self.problem,
         )
         try:
-            hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
+            hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds, heed=self._heed)
             kind, why = agree(hellos)
             by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
             if self.wanted == "nccl" and not by_nccl:
@@ -296,12 +296,18 @@ class _Connecting:
                 address=address,
                 secret=self.secret,
                 seconds=self.seconds,
+                heed=self._heed,
             )
         else:
             wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)
         if self.pulse is not None:
             self.pulse.tell(wire)
         return wire
+
+    def _heed(self) -> None:
+        """Ends a wait for others when one of them is lost, though its machine still answers."""
+        if self.pulse:
+            self.pulse.heed()
 
     def _address(self, hellos: Sequence[Hello], store: dist.Store, rank: int) -> str:
         """At which this rank listens: of the named interface, or of that which leads to others."""

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from time import sleep
@@ -35,7 +36,7 @@ UNSENT = 1 << 17  # bytes that a socket takes before it sends: with megabytes of
 # the first piece of the next would wait behind them, and a send end long before it is done
 
 
-def tcp_transport(
+def tcp_transport(  # noqa: PLR0913 (facts that have nothing in common, all by keyword)
     store: dist.Store,
     *,
     rank: int,
@@ -43,6 +44,7 @@ def tcp_transport(
     address: str,
     secret: bytes,
     seconds: float = 600,
+    heed: Callable[[], object] | None = None,
 ) -> TcpTransport:
     """Connects `size` ranks that share a store. Raises PeerLost if not all ranks join, UserError if
     this rank cannot, or another one has another secret.
@@ -50,9 +52,10 @@ def tcp_transport(
     address  of this machine, at which this rank listens until all have come
     secret   that all ranks have (`secret.py`)
     seconds  after which a peer counts as lost that does not join, or sends nothing
+    heed     called while others are waited for; may raise
     """
     seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
-    patience = Patience(seconds, every=LOOK)
+    patience = Patience(seconds, every=LOOK, heed=heed)
     ranks = Ranks(store, rank, size, (), (), patience)
     with ExitStack() as undo, told_to_all(store, rank, CONNECT):
         listener = undo.enter_context(listening(address))

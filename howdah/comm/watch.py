@@ -7,7 +7,7 @@ in /proc is not enough: when a process ends, another one may get its number.
 import errno
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from howdah.base.errors import UserError
@@ -21,13 +21,16 @@ class Patience:
 
     seconds  the timeout
     every    seconds between two calls of `look`
+    heed     called at each; may raise
 
     When ranks are suspended together (Ctrl-Z), a long time passes between two checks, in which the
     other ranks did nothing either. So the time between two checks counts as ODD_LOOK·every at most.
     """
 
-    def __init__(self, seconds: float, *, every: float) -> None:
-        self.waited, self._seconds = 0.0, seconds
+    def __init__(
+        self, seconds: float, *, every: float, heed: Callable[[], object] | None = None
+    ) -> None:
+        self.waited, self._seconds, self._heed = 0.0, seconds, heed
         self._most, self._looked = ODD_LOOK * every, monotonic()
 
     @property
@@ -40,6 +43,8 @@ class Patience:
         now = monotonic()
         self.waited += min(now - self._looked, self._most)
         self._looked = now
+        if self._heed:
+            self._heed()
         return self.left > 0
 
 

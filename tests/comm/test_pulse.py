@@ -4,7 +4,10 @@ import pytest
 import torch.distributed as dist
 
 from howdah.comm import pulse, watch
+from howdah.comm.meeting import meet, own_hello
 from howdah.comm.pulse import EVERY, SILENT, Pulse
+from howdah.comm.transport import PeerLost
+from howdah.comm.watch import Patience
 
 
 class Told:
@@ -55,6 +58,19 @@ def test_the_one_that_stops_is_named_to_all(clock, silent):
         f"rank {silent} has not been heard of for 20 s, as rank {(silent - 1) % 3} saw: it is "
         "stopped, or its machine is"
     )
+
+
+def test_who_waits_for_a_meeting_is_told_too(clock):
+    """The others of a group that is joined later, as by stages of a pipeline, may be gone."""
+    ranks, store = pulses(3), dist.HashStore()
+    rounds(clock, ranks, 20)
+    ranks[1].heed()
+    rounds(clock, [ranks[0], ranks[2]], SILENT + 2 * EVERY)
+    for one in (ranks[0], ranks[2]):
+        with pytest.raises(PeerLost, match="rank 1 has not been heard of for 20 s, as rank 0 saw"):
+            meet(store, own_hello("torch"), rank=0, size=2, seconds=600, heed=one.heed)
+        with pytest.raises(PeerLost, match="rank 1 has not been heard of"):
+            Patience(600, every=0.1, heed=one.heed).look()
 
 
 def test_a_rank_that_never_came_to_beat_is_named_too(clock):
