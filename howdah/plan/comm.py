@@ -16,7 +16,7 @@ rounding alone. The texts are read by `collectives/choice.py`.
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from howdah.base.bounds import Bound
+from howdah.base.bounds import Bound, Length
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Comm:
     tls: Tls = field(default_factory=Tls)
     push_order: Literal["urgency", "fifo"] = "urgency"
     push_window: Annotated[int, Bound(1 << 16, 1 << 40)] = 8 << 20
-    server_shares: tuple[int, ...] = ()
+    server_shares: Annotated[tuple[Annotated[int, Bound(1, 1 << 20)], ...], Length(0, 4096)] = ()
 
     @property
     def hosts(self) -> Hosts:

@@ -85,11 +85,11 @@ def held_length(length: int, layout: Layout, rank: int, sync: Sync | None, comm:
 def share_problem(layout: Layout, comm: Comm) -> str:
     """Why servers cannot keep such shares; empty: they can."""
     sizes = comm.server_shares
-    if not sizes or (len(sizes) == layout.server and min(sizes) >= 1):
+    if len(sizes) in (0, layout.server):
         return ""
     return (
         f"comm.server_shares={[*sizes]} says how much each server keeps beside the others, and the "
-        f"layout has server{layout.server}: write as many numbers of 1 or more, or drop it"
+        f"layout has server{layout.server}: write as many numbers, or drop it"
     )
 
 

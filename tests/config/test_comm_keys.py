@@ -72,11 +72,21 @@ def test_a_window_of_pushes_has_a_least_size(recipe):
         resolve_run(run, HERE)
 
 
-@pytest.mark.parametrize("sizes", ["[1]", "[2, 0]", "[1, 1, 1]"])
-def test_every_server_keeps_a_share(recipe, sizes):
+SIZES = r"comm.server_shares=\[.*the layout has server2: write as many numbers, or drop it"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ("[1]", SIZES),
+        ("[1, 1, 1]", SIZES),
+        ("[2, 0]", r"comm.server_shares\[1\] is 0; it must be at least 1"),
+    ],
+)
+def test_every_server_keeps_a_share(recipe, sizes, told):
     served = ("layout=server2", "method.grad_clip=0.0", "method.sync.workers=2")
     run = load_run(recipe, [*served, f"comm.server_shares={sizes}"])
-    with pytest.raises(UserError, match=r"comm.server_shares=\[.*the layout has server2: write as"):
+    with pytest.raises(UserError, match=told):
         resolve_run(run, HERE)
 
 
