@@ -116,6 +116,7 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
             replicas = plan.method.sync.replicas if plan.method.sync else 0
             ranges = f"{1 + replicas} ranges" if replicas else "a range"
             held_parts = f"{plan.layout.server} with {ranges} of every part"
+            held_parts += ", the fullest" * bool(plan.comm.server_shares)
         yield f"  {labels[rank]}, {held_parts}: {_in(unit, peak(held))} = {listed}"
 
 

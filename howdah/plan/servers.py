@@ -21,6 +21,7 @@ the workers and one server, which is last. Where a worker under `method.sync` ha
 
 from collections.abc import Iterator, Sequence
 
+from howdah.base.errors import UserError
 from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import portion, share
 from howdah.plan.layout import Layout
@@ -62,7 +63,11 @@ def chain_of(shard: int, servers: int, replicas: int) -> list[int]:
 
 
 def server_shares(layout: Layout, comm: Comm) -> Sequence[int]:
-    """How much each server keeps of every unit, beside the others."""
+    """How much each server keeps of every unit, beside the others. Raises UserError for a list of
+    another length.
+    """
+    if problem := share_problem(layout, comm):
+        raise UserError(problem)
     return comm.server_shares or (1,) * layout.server
 
 
@@ -76,10 +81,20 @@ def held_length(length: int, layout: Layout, rank: int, sync: Sync | None, comm:
     and of the ranges that it copies.
     """
     sizes = server_shares(layout, comm)
-    number, replicas = rank - layout.workers, sync.replicas if sync else 0
-    shards = [n for n in range(layout.server) if number in chain_of(n, layout.server, replicas)]
-    ranges = (portion(length, sizes, shard) for shard in shards)
+    ranges = (portion(length, sizes, shard) for shard in _shards(layout, rank, sync))
     return sum(stop - start for start, stop in ranges)
+
+
+def fullest(layout: Layout, comm: Comm, sync: Sync | None) -> int:
+    """The rank of the first server that holds as much as any."""
+    sizes, servers = server_shares(layout, comm), range(layout.workers, layout.world)
+    return max(servers, key=lambda rank: sum(sizes[n] for n in _shards(layout, rank, sync)))
+
+
+def _shards(layout: Layout, rank: int, sync: Sync | None) -> list[int]:
+    """The shards that server `rank` has: its own, and those that it copies."""
+    number, replicas = rank - layout.workers, sync.replicas if sync else 0
+    return [n for n in range(layout.server) if number in chain_of(n, layout.server, replicas)]
 
 
 def share_problem(layout: Layout, comm: Comm) -> str:

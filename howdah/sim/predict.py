@@ -11,6 +11,7 @@ from howdah.machines.cluster import Cluster, usable_memory
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.recording import Traffic, Wires
+from howdah.plan.servers import fullest
 from howdah.sim.chosen import settled_plan
 from howdah.sim.cost import Cost, hourly, run_cost
 from howdah.sim.kernels import kernels_of
@@ -77,7 +78,7 @@ def predict(
         plan = for_gpus(plan)
     plan = settled_plan(plan, cluster)
     stages = [*axis(plan.layout, "pp").group(0)]
-    stages += [plan.layout.workers] if plan.layout.server else []
+    stages += [fullest(plan.layout, plan.comm, plan.method.sync)] if plan.layout.server else []
     wires = Wires()
     if cluster:
         wires = Wires(cluster.inside.name, cluster.between.name, cluster.devices_per_node)

@@ -8,8 +8,7 @@ may serve, too:
 
 Servers of a layout (`dp4 server2`) are alone with what they serve: their busier end moves n/k
 times what a worker does. So they are faster than a ring from k > n²/(2(n - 1)) on, and more than n
-of them wait for workers. With servers on the workers' machines, too, and shares of the right sizes
-(`best_shares`) all links are busy.
+of them wait for workers. With others on the workers' machines (`best_shares`) all links are busy.
 """
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from howdah.base.errors import UserError
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
 from howdah.plan.comm import Comm
@@ -62,6 +63,14 @@ def test_a_server_that_keeps_more_holds_more_and_is_waited_for():
         seconds - pushes[0] for seconds in pushes
     ]  # the busiest moves 2, 3 and 3.5 times as much
     assert more[3] == pytest.approx(1.5 * more[2])
+    assert held[3][0] == pytest.approx(1.75 * held[0][0], rel=1e-3)  # of the fullest, not the first
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_shares_of_another_number_of_servers_are_refused(replicas):
+    method = Method(sync=Sync("asp", workers=4, replicas=replicas), grad_clip=0.0)
+    with pytest.raises(UserError, match="the layout has server2: write as many numbers"):
+        predict(plan_of("server2", method, Comm(server_shares=(1,))), load_cluster("h100x16"))
 
 
 def test_how_many_pay_off():
