@@ -74,13 +74,14 @@ class Failure:
         return self._lost(by, about, "garbled" if reason in ("disagree", "mismatch") else reason)
 
     def _lost(self, by: int, about: int, reason: str) -> PeerLost:
-        lost = f"rank {by} was interrupted"
+        lost, dead = f"rank {by} was interrupted", 0
         if reason == "gave up":
             lost = gave_up(by)
         elif reason != "interrupted":
             process = self.processes[about]
             lost = f"rank {about} (process {process}) {WHAT_HAPPENED[reason]}, as rank {by} saw"
-        return PeerLost(f"{lost}; this rank called {self.call} at {self.site}")
+            dead = process if reason == "died" else 0
+        return PeerLost(f"{lost}; this rank called {self.call} at {self.site}", dead)
 
     def _disagreement(self, by: int, about: int, mine: Notice, theirs: Notice) -> Disagreement:
         counts, where = [n.counts[: len(self.processes)] for n in (mine, theirs)], ""

@@ -62,7 +62,14 @@ class SubgroupFactory(Protocol):
 
 
 class PeerLost(RuntimeError):
-    """A rank of the group has ended, is silent, or has aborted; the message names it."""
+    """A rank of the group has ended, is silent, or has aborted; the message names it.
+
+    dead  the number of its process, if that has died on this machine
+    """
+
+    def __init__(self, told: str, dead: int = 0) -> None:
+        super().__init__(told)
+        self.dead = dead
 
 
 def gave_up(rank: int, why: str = "") -> str:

@@ -16,7 +16,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection, wait
@@ -36,6 +36,7 @@ from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.frames import FrameError
 from howdah.comm.interface import LOOPBACK
 from howdah.comm.launch import WAY, Failure, explain, killed
+from howdah.comm.transport import PeerLost
 from howdah.parallel.flat_params import random_init
 from howdah.server.way import ServerAway, Way
 from howdah.shapes.weights import weights
@@ -83,11 +84,13 @@ class Process(Member):
 
     tries   how often it was started again since its place has last finished a step
     failed  the first of its processes that has failed: then the others are ended
+    dead    numbers of those that others of it have seen die
     """
 
     children: Sequence[Child] = ()
     tries: int = 0
     failed: Child | None = None
+    dead: set[int] = field(default_factory=set)
 
     @property
     def status(self) -> int | None:
@@ -99,6 +102,8 @@ class Process(Member):
     def look(self) -> None:
         """Ends what is left of it when one of its processes has failed."""
         ended = [child for child in self.children if child.status]
+        if any(child.status is None and child.pid in self.dead for child in self.children):
+            return  # who has seen it die may be known to have ended before it is
         if ended and not self.failed:  # one that was killed did not fail by another's end
             self.failed = min(ended, key=lambda child: child.status or 0)
             self.end()
@@ -232,6 +237,7 @@ class _Run:
                 said = json.loads(child.pipe.recv_bytes(1 << 20))
                 if "step" in said:
                     one.tries = 0
+                one.dead |= {int(said.get("dead", 0))}
                 self._crew.hear(one, said)
             return
         if child.status is None and child.pipe.poll():
@@ -351,8 +357,9 @@ def _run(
         if isinstance(error, FrameError):
             kind = "away" if isinstance(error, ServerAway) else "lost"
             failure = Failure(kind, str(error))
+        dead = error.dead if isinstance(error, PeerLost) else 0
         with suppress(OSError):
-            _tell(pipe, {"failed": failure.kind, "told": failure.told[-4096:]})
+            _tell(pipe, {"failed": failure.kind, "told": failure.told[-4096:], "dead": dead})
         return failure.code
 
 

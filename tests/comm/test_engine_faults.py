@@ -132,7 +132,7 @@ def receive_from_all(met, name, rank, size, pipe):
             for peer, x in enumerate(heard, start=1):
                 engine.receive(x, peer)
     except PeerLost as error:
-        pipe.send(str(error))
+        pipe.send((str(error), error.dead))
 
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
@@ -141,8 +141,9 @@ def test_the_right_one_of_several_awaited_ranks_is_named(running, fault, victim)
     ranks, _ = running(f"several{fault}{victim}", 4, receive_from_all)
     pids = [process.pid for process, _ in ranks]
     os.kill(pids[victim], getattr(signal, fault))
-    happened = "died" if fault == "SIGKILL" else "is stopped"
-    assert f"rank {victim} (process {pids[victim]}) {happened}" in ranks[0][1].recv()
+    happened, dead = ("died", pids[victim]) if fault == "SIGKILL" else ("is stopped", 0)
+    said, seen = ranks[0][1].recv()
+    assert f"rank {victim} (process {pids[victim]}) {happened}" in said and seen == dead
 
 
 def wait_for_rank_1(met, name, rank, size, pipe):

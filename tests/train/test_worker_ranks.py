@@ -180,9 +180,17 @@ def test_a_worker_of_which_one_rank_has_failed_is_ended_and_told_by_that_one():
     both = serving.Process("worker", 0, print, lambda: None, children=[other, killed])
     both.look()
     assert both.failed is killed
+    late = SimpleNamespace(status=None, pid=7)
+    seen = serving.Process("worker", 0, print, lambda: ended.append(2), children=[other, late])
+    seen.dead = {0, 7}  # the other one has said so: it is not known yet, and waited for
+    seen.look()
+    assert seen.failed is None and ended == [1]
+    late.status = -9
+    seen.look()
+    assert seen.failed is late and ended == [1, 2]
     well = serving.Process("worker", 0, print, ended.clear, children=[SimpleNamespace(status=0)])
     well.look()
-    assert well.status == 0 and ended == [1]
+    assert well.status == 0 and ended == [1, 2]
 
 
 def test_a_rank_that_has_lost_another_does_not_say_why_its_worker_has_failed(make_job):
