@@ -229,6 +229,9 @@ class _Weights:
     def add(self, name: str, add: Add, *, now: bool = False) -> None:
         raise AssertionError(f"decoding has no gradient of {name}")
 
+    def add_rows(self, name: str, index: Tensor, rows: Tensor) -> None:
+        raise AssertionError(f"decoding has no gradient of {name}")
+
 
 def _filled(plan: Plan, mesh: Mesh, fill: Fill, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights that a rank has, by name, each as the box that it holds."""

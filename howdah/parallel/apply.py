@@ -364,7 +364,9 @@ def _store(
     come = gatherer if isinstance(gatherer, ShardedWeights) else None
     several = used_by_several(plan, mesh.rank)
     shared = frozenset(name for unit in several for name in units[unit].buffer.names)
-    return UnitWeightStore(units, sums.target, sums.order.ready, come, shared)
+    return UnitWeightStore(
+        units, sums.target, sums.order.ready, come, shared, take_rows=sums.take_rows
+    )
 
 
 def _optimizer(

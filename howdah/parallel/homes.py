@@ -223,6 +223,20 @@ class Homes:
         self.wait(f"rows of {unit.buffer.unit}", rows)
         return out.view(*index.shape, -1)
 
+    def add_rows(self, unit: FlatUnit, name: str, index: Tensor, rows: Tensor) -> Handle:
+        """Starts to add rows [n, h], of the numbers `index` [n], to the gradient of a table on the
+        host. Those of one token are added to each other first, as in a gradient that is whole.
+        """
+        table = unit.views(unit.summed)[name]
+
+        def add() -> None:
+            tokens, place = index.unique(return_inverse=True)
+            sums = table.new_zeros(len(tokens), table.shape[1])
+            sums.index_add_(0, place, rows.to(table.dtype))
+            table.index_add_(0, tokens, sums)
+
+        return self._on_lane("rows", "evict", rows.nbytes, add, of=unit.buffer.unit)
+
     def fetch_gradient(self, unit: FlatUnit) -> Tensor:
         """The own range of a gradient on the disk; valid until the next one is asked for."""
         mine = self.adding[: len(unit.summed)]

@@ -61,6 +61,10 @@ class WeightStore(Protocol):
         """
         ...
 
+    def add_rows(self, name: str, index: Tensor, rows: Tensor) -> None:
+        """Adds `rows` [n, h] to those rows of a gradient whose numbers are `index` [n]."""
+        ...
+
 
 @dataclass(frozen=True)
 class Handle:
@@ -90,6 +94,11 @@ class Handle:
         """Adds a term to the gradient: `add` is called with it, at once if `now`, or later."""
         if self.trains:
             self.store.add(self.name, add, now=now)
+
+    def add_rows(self, index: Tensor, rows: Tensor) -> None:
+        """Adds `rows` [n, h] to those rows of the gradient whose numbers are `index` [n]."""
+        if self.trains:
+            self.store.add_rows(self.name, index, rows)
 
 
 def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
@@ -182,12 +191,7 @@ class _Embedding(torch.autograd.Function):
         (tokens,) = ctx.saved_tensors
         if tokens is None:
             return None, None, None
-        rows = gradient.flatten(0, -2)
-
-        def add(out: Tensor) -> None:
-            out.index_add_(0, tokens.reshape(-1), rows.to(out.dtype))
-
-        ctx.weight.add(add)
+        ctx.weight.add_rows(tokens.flatten(), gradient.flatten(0, -2))
         return None, None, None
 
 

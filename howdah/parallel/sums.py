@@ -11,6 +11,7 @@ waited for. This file has the tensors:
     shares (ZeRO-2)   a bucket has a slot of the window from its first gradient until it is reduced;
                       then the rank's share is added to the share of the earlier micro-batches
     terms of tp       copied side by side, summed, and copied back to where the terms were
+    rows at home      of a table of tokens: one for each token, added to the gradient there
 
 The work of a sum is done on the progress thread of its group.
 """
@@ -106,6 +107,8 @@ class GradientSums:
         self._slots: dict[int, Slot] = {}  # the open slot of a sum
         self._views: dict[str, Tensor] = {}  # gradients of units that keep them whole
         self._bucket: dict[str, int] = {}  # by weight of other units, the sum that has a slot
+        tables = (name for row in sums if row.by_tokens for name in row.names)
+        self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
         for unit in units.values():
             if unit.gradients is not None:
                 self._views |= unit.views(unit.gradients)
@@ -135,6 +138,15 @@ class GradientSums:
             slot.unset.remove(name)
             slot.views[name].zero_()
         return slot.views[name]
+
+    def take_rows(self, name: str, index: Tensor, rows: Tensor) -> bool:
+        """Takes `rows` [n, h] of the numbers `index` [n], terms of a gradient that is added at home
+        by its rows, and which must not change until then. False: it is another gradient.
+        """
+        if name not in self._rows:
+            return False
+        self._rows[name].append((index, rows))
+        return True
 
     def take(self, name: str, parameter: Tensor) -> None:
         """Called when backward has made `parameter.grad`: a view of the flat gradient or, where
@@ -179,6 +191,8 @@ class GradientSums:
         if row.row and number not in self.skipped:
             gradient = self._gradient(row.spans[0]).view(-1, row.row)
             return partial(self._timed, start_rows(self._groups[number], gradient))
+        if row.by_tokens:
+            return self._start_by_tokens(number)
         if row.op == "push":
             return self._start_push(number)
         if row.packed:
@@ -200,6 +214,15 @@ class GradientSums:
                 self._wait(handle)
 
         return complete
+
+    def _start_by_tokens(self, number: int) -> Complete:
+        """Adds rows to the gradient of a table, in its home."""
+        (name,), homes = self.sums[number].names, self._homes
+        assert homes is not None
+        given, self._rows[name] = self._rows[name], []
+        unit = self._units[self.sums[number].spans[0].unit]
+        moves = [homes.add_rows(unit, name, *one) for one in given]
+        return partial(homes.wait, f"gradients of {unit.buffer.unit}", *moves)
 
     def _start_packed(self, number: int) -> Complete:
         """Sums terms that lie apart as one message, and copies the sum over the terms."""

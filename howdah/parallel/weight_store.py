@@ -31,6 +31,7 @@ from howdah.parallel.flat_params import FlatUnit
 
 Target = Callable[[str], Tensor]
 Ready = Callable[[str], None]
+TakeRows = Callable[[str, Tensor, Tensor], bool]
 
 
 class Coming(Protocol):
@@ -52,6 +53,7 @@ class UnitWeightStore:
     ready   called with the name of a weight when all expected gradients of it were added
     come    brings the weights of units that hold only shares of theirs; None: units hold them whole
     shared  weights that several stages of this rank use; their gradients are expected together
+    take_rows  takes rows of a gradient that have another place than the target, if they have
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class UnitWeightStore:
         ready: Ready,
         come: Coming | None = None,
         shared: frozenset[str] = frozenset(),
+        *,
+        take_rows: TakeRows = lambda *_: False,
     ) -> None:
         self._value = come.value if come else whole_weights(units).__getitem__
-        self._come, self._target = come, target
+        self._come, self._target, self._take_rows = come, target, take_rows
         self._shared = shared
         self._awaited: Counter[str] = Counter()
         self._held: list[Callable[[], None]] | None = None
@@ -84,15 +88,31 @@ class UnitWeightStore:
 
     def add(self, name: str, add: Add, *, now: bool = False) -> None:
         """Adds to the gradient, or defers the addition, unless it must be made `now`."""
+        self._make(name, lambda: add(self._target(name)), now=now)
+
+    def add_rows(self, name: str, index: Tensor, rows: Tensor) -> None:
+        """Adds `rows` [n, h] to those rows of the gradient whose numbers are `index` [n], or defers
+        the addition.
+        """
+
+        def make() -> None:
+            if not self._take_rows(name, index, rows):
+                target = self._target(name)
+                target.index_add_(0, index, rows.to(target.dtype))
+
+        self._make(name, make)
+
+    def _make(self, name: str, make: Callable[[], object], *, now: bool = False) -> None:
+        """Makes an addition, or defers it."""
         if now or self._held is None:
             with torch.no_grad():
-                add(self._target(name))
+                make()
         if self._held is None:
             self._added(name)
-        elif now:  # the queue must not keep the tensors of `add`
+        elif now:  # the queue must not keep the tensors of `make`
             self._held.append(lambda: self._added(name))
         else:
-            self._held.append(lambda: self._add_deferred(name, add))
+            self._held.append(lambda: self._make_deferred(name, make))
 
     def defer(self) -> None:
         """Defers all additions from now on."""
@@ -122,9 +142,9 @@ class UnitWeightStore:
         """Expects no gradients any longer: the forward passes so far were only measured."""
         self._awaited.clear()
 
-    def _add_deferred(self, name: str, add: Add) -> None:
+    def _make_deferred(self, name: str, make: Callable[[], object]) -> None:
         with torch.no_grad():  # this is outside of a backward pass
-            add(self._target(name))
+            make()
         self._added(name)
 
     def _added(self, name: str) -> None:

@@ -15,7 +15,8 @@ were used before or not. So a unit comes again only if as many others as it hold
 between. With 3, the last two blocks before a head are there for both passes.
 
 A table of tokens at home on the host does not come for the embedding if it has more rows than a
-micro-batch has tokens: the rows are read where they lie, one for each token (`rows_read`).
+micro-batch has tokens: the rows are read where they lie, one for each token (`rows_read`). If the
+head does not use it, too, its gradient goes home the same way (`rows_added`).
 """
 
 from collections import Counter
@@ -64,6 +65,16 @@ def never_whole(plan: Plan) -> str:
     """
     unit, _ = rows_read(plan)
     return "" if unit == "tied" else unit
+
+
+def rows_added(plan: Plan) -> tuple[str, int]:
+    """The unit to whose gradient at home the rows of a micro-batch are added, one for each token,
+    and how many they are; no unit and none where the gradient is whole on the device before.
+    """
+    unit, tokens = rows_read(plan)
+    alone = unit and unit == never_whole(plan) and plan.layout.gradients == "host"
+    trained = any(one.unit == unit for one in plan.weights)
+    return (unit, tokens) if alone and trained else ("", 0)
 
 
 def comes(layout: Layout, unit: str) -> bool:

@@ -3,7 +3,8 @@
     kind          home of          moves in a step, of the rank's own range of each unit
     weights       weights=         fetched whenever a unit is used; of a table of tokens on the
                                    host perhaps its rows, one for each token (`gather_order.py`)
-    gradients     gradients=       each micro-batch adds its share there
+    gradients     gradients=       each micro-batch adds its share there; to a table that is read
+                                   by its rows, a row for each token
     masters       optimizer=       disk: fetched for the update, and evicted after it
     moments       optimizer=       likewise
     activations   activations=     evicted behind a block's forward, fetched for its backward
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer
-from howdah.plan.gather_order import gather_counts, rows_read
+from howdah.plan.gather_order import gather_counts, rows_added, rows_read
 from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
@@ -138,12 +139,14 @@ def sets_of(plan: Plan, rank: int) -> tuple[int, int]:
 
 
 def staged_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of the host's memory through which states move: the sets of an update, and the share of
-    a gradient on the disk while a micro-batch is added to it.
+    """Bytes of the host's memory through which states move: the sets of an update; and the share of
+    a gradient on the disk, or the sums of a table's rows, while a micro-batch is added to it.
     """
     count, longest = sets_of(plan, rank)
-    adding = plan.master_bytes if plan.layout.gradients == "disk" else 0
-    return count * longest * sum(set_width(plan).values()) + adding * longest_share(plan, rank)
+    adding = longest_share(plan, rank) if plan.layout.gradients == "disk" else 0
+    if _embeds(plan, rank):
+        adding += rows_added(plan)[1] * plan.shape.width
+    return count * longest * sum(set_width(plan).values()) + adding * plan.master_bytes
 
 
 def longest_share(plan: Plan, rank: int) -> int:
@@ -169,21 +172,29 @@ def moves(plan: Plan, rank: int) -> Iterator[Move]:
     if not states_away(plan.layout):
         return
     gathers = gather_counts(plan, rank) if plan.layout.weights != "device" else {}
-    table, rows = rows_read(plan)
-    if table and plan.rank_of_part[Part("embedding")] == axis(plan.layout, "pp").index_of(rank):
-        yield Move(
-            "rows",
-            "fetch",
-            "host",
-            rows * plan.shape.width * plan.compute_bytes,
-            plan.micros,
-            unit=table,
-        )
+    added, _ = rows_added(plan)
+    if _embeds(plan, rank):
+        yield from _of_rows(plan)
     for buffer in local_buffers(plan, rank):
         if own := own_length(buffer, plan, rank):
             times = gathers.get(buffer.unit, 0)
             for move in unit_moves(plan, own, gathers=times, micros=plan.micros):
-                yield move._replace(unit=buffer.unit)
+                if buffer.unit != added or (move.what, move.when) != ("gradients", "passes"):
+                    yield move._replace(unit=buffer.unit)
+
+
+def _embeds(plan: Plan, rank: int) -> bool:
+    """Whether `rank` has the embedding."""
+    return plan.rank_of_part[Part("embedding")] == axis(plan.layout, "pp").index_of(rank)
+
+
+def _of_rows(plan: Plan) -> Iterator[Move]:
+    """The moves of single rows of a table, for each micro-batch."""
+    ways: dict[Way, tuple[str, int]] = {"fetch": rows_read(plan), "evict": rows_added(plan)}
+    for way, (table, rows) in ways.items():
+        if table:
+            size = rows * plan.shape.width * plan.compute_bytes
+            yield Move("rows", way, "host", size, plan.micros, unit=table)
 
 
 def unit_moves(plan: Plan, own: int, *, gathers: int, micros: int) -> Iterator[Move]:

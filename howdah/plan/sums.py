@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import Buffer, Segment, share
-from howdah.plan.gather_order import units_at
+from howdah.plan.gather_order import rows_added, units_at
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
@@ -87,6 +87,7 @@ class Sum:
     every_micro  whether it runs after every micro-batch, not only after the last of a step
     names   the weights whose gradients it awaits
     row     elements of a row, of a gradient that travels by its rows that are not zero; else 0
+    by_tokens  whether the gradient is at home, to which goes a row for each token
     after   numbers of the sums whose results it awaits
     hops    of an all-to-all, the ranks among which each hop is
     """
@@ -101,6 +102,7 @@ class Sum:
     names: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
     row: int = 0
+    by_tokens: bool = False
     hops: tuple[Sequence[int], ...] = ()
 
     @property
@@ -108,12 +110,12 @@ class Sum:
         """Whether the gradients are whole only until they are summed, in the window
         (`plan/window.py`): of each unit, a rank keeps its share of the sum.
         """
-        return self.every_micro and not self.packed
+        return self.every_micro and not self.packed and not self.by_tokens
 
     @property
     def moves_result(self) -> bool:
         """Whether the result has to be put in its place: copied, or added to a share."""
-        return self.packed or self.in_window
+        return self.packed or self.every_micro
 
     @property
     def messages(self) -> list[int]:
@@ -126,7 +128,7 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
     """The sums of gradients in which `rank` takes part. Of the sums of one stage and the same
     ranks, each starts after those that are listed before it.
     """
-    listed = _SumList(plan, rank)
+    listed = _SumList(plan, rank, by_tokens=rows_added(plan)[0])
     for stage, buffers in completed(plan, rank).items():
         for buffer in buffers:
             listed.over_tp(stage, buffer, plan)
@@ -244,10 +246,13 @@ def _on_several(plan: Shared, unit: str) -> bool:
 
 
 class _SumList:
-    """The list of a rank while it is made."""
+    """The list of a rank while it is made.
 
-    def __init__(self, plan: Shared, rank: int) -> None:
-        self.plan, self.rank = plan, rank
+    by_tokens  the unit to whose gradient rows are added at home; empty: there is none
+    """
+
+    def __init__(self, plan: Shared, rank: int, by_tokens: str = "") -> None:
+        self.plan, self.rank, self.by_tokens = plan, rank, by_tokens
         self.sums: list[Sum] = []
         self._awaited: set[str] = set()  # weights whose gradients some sum awaits
         self._latest: dict[str, tuple[int, ...]] = {}  # by unit, its latest sums
@@ -300,17 +305,28 @@ class _SumList:
             whole = layout.zero == 0 and not _on_several(self.plan, first)
             tables = [(b.unit, s) for b in bucket for s in b.segments if self._by_rows(s)]
             apart, ranks = {segment.name for _, segment in tables}, inside.group(self.rank)
+            rows = [buffer for buffer in bucket if buffer.unit == self.by_tokens]
+            rest = [buffer for buffer in bucket if buffer not in rows]
             row = Sum(
                 stage,
                 axis="dp",
                 ranks=ranks,
                 op="all_reduce" if whole else "reduce_scatter",
-                spans=tuple(span for buffer in bucket for span in self._spans(buffer)),
+                spans=tuple(span for buffer in rest for span in self._spans(buffer)),
                 every_micro=keeps_shares(self.plan, first),
-                names=tuple(name for name in self._names(bucket) if name not in apart),
+                names=tuple(name for name in self._names(rest) if name not in apart),
             )
             if row.spans:
                 self._append(row)
+            for one in rows:
+                self._append(
+                    replace(
+                        row,
+                        spans=(Span(one.unit, 0, one.length),),
+                        by_tokens=True,
+                        names=self._names([one]),
+                    )
+                )
             for unit, segment in tables:
                 name, span = (segment.name,), (Span(unit, segment.start, segment.stop),)
                 width = segment.box.size[1]

@@ -92,7 +92,7 @@ class HomeMoves:
         for move in moves(plan, rank):
             if move.when == "passes" and move.what == "weights":
                 self.fetches[move.unit] = way(lane_of(move), move.bytes)
-            elif move.when == "passes" and move.what == "rows":
+            elif move.when == "passes" and move.operation == "fetch rows":
                 self.rows.append(way(lane_of(move), move.bytes))
             elif move.when == "passes":
                 each = move.bytes * move.times / plan.micros

@@ -53,7 +53,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer, share
-from howdah.plan.gather_order import never_whole
+from howdah.plan.gather_order import never_whole, rows_added
 from howdah.plan.gathers import copied
 from howdah.plan.homes import masters_apart, staged_bytes
 from howdah.plan.layout import Home, Layout
@@ -213,7 +213,8 @@ def _windows(
     gathered = _comes(whole, layout.weights, layout.zero == 3)
     if layout.release == "use":
         gathered = gathered[: plan.storage.window]
-    reduced = _comes(cuts.values(), layout.gradients, shared_out=False)[:1]
+    summed = [cut for unit, cut in cuts.items() if unit != rows_added(plan)[0]]
+    reduced = _comes(summed, layout.gradients, shared_out=False)[:1]
     reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
         Held("gathered", "device", PASSES, sum(gathered) * width.gathered),

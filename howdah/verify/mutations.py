@@ -161,12 +161,15 @@ def skip_a_sum(context: StepContext) -> StepContext:
 
 def _leave_out(store: UnitWeightStore, name: str, rank: int) -> None:
     """Adds nothing to the gradient of the weight `name`, unless `rank` is 0."""
-    kept, left_out = store.add, name
+    kept, kept_rows, left_out = store.add, store.add_rows, name
 
     def leave_out(name: str, add: Add, *, now: bool = False) -> None:
         kept(name, add if rank == 0 or name != left_out else lambda out: None, now=now)
 
-    store.add = leave_out  # type: ignore[method-assign]
+    def leave_rows_out(name: str, index: Tensor, rows: Tensor) -> None:
+        kept_rows(name, index, rows if rank == 0 or name != left_out else torch.zeros_like(rows))
+
+    store.add, store.add_rows = leave_out, leave_rows_out  # type: ignore[method-assign]
 
 
 def skip_the_sum_across(context: StepContext) -> StepContext:

@@ -218,6 +218,16 @@ class Misread(Homes):
         return super().fetch_rows(name, wrong)
 
 
+class AddedOnce(Homes):
+    """Adds one row for a token, though it stands there several times."""
+
+    def add_rows(self, unit, name, index, rows):
+        last = {token: at for at, token in enumerate(index.tolist())}
+        once = torch.zeros_like(rows)
+        once[[*last.values()]] = rows[[*last.values()]]
+        return super().add_rows(unit, name, index, once)
+
+
 class Uncounted(Homes):
     """Moves gradients without counting them."""
 
@@ -232,10 +242,16 @@ def moving(kind):
         yield
 
 
-@pytest.mark.parametrize("kind", [Unfetched, Overwritten, Misread, Uncounted])
-def test_a_break_of_the_moves_is_noticed(workers, kind):
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *((kind, "laptop") for kind in (Unfetched, Overwritten, Misread, Uncounted)),
+        (AddedOnce, "untied"),
+    ],
+)
+def test_a_break_of_the_moves_is_noticed(workers, kind, form):
     broken = Broken(workers, partial(moving, kind))
-    verdict = verify(case_of(f"single x2 {HOST}"), broken, controls=False)
+    verdict = verify(case_of(f"single x2 {HOST}", form=form), broken, controls=False)
     assert not verdict.proved
     if kind is Uncounted:
         assert all("was predicted to send" in problem for problem in verdict.problems)

@@ -235,6 +235,23 @@ def test_a_pool_changes_no_bit(place, pool):
         assert torch.equal(unit.masters, mine), name
 
 
+@pytest.mark.parametrize(
+    ("precision", "there"),
+    [("float32", ""), ("bf16", "weights=host gradients=disk optimizer=host")],
+)
+def test_rows_that_are_added_at_home_change_no_bit(place, precision, there):
+    """Tokens stand several times in a micro-batch, and in both."""
+    here = "weights=host gradients=host optimizer=host"
+    one, other = (place(planned(f"single x2 {words}", precision)) for words in (there, here))
+    first, second = steps(one, 3), steps(other, 3)
+    assert [(step.loss, step.norm) for step in first] == [(step.loss, step.norm) for step in second]
+    for name, unit in one.placed.units.items():
+        mine = other.placed.own(other.placed.units[name], "masters")
+        assert torch.equal(one.placed.own(unit, "masters"), mine), name
+    moved = {row.operation for row in other.mesh.counters.sent() if row.axis == AXIS}
+    assert "evict rows" in moved
+
+
 def test_a_norm_that_is_not_finite_updates_nothing(place):
     context = place(planned("single x2 optimizer=disk", "float32"))
     steps(context, 1)

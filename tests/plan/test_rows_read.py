@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from small_cases import case_of
 
-from howdah.plan.gather_order import gather_counts, never_whole, rows_read
-from howdah.plan.homes import moves
+from howdah.plan.gather_order import gather_counts, never_whole, rows_added, rows_read
+from howdah.plan.homes import moves, staged_bytes
+from howdah.plan.sums import sums_of
+from howdah.plan.window import window_of
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
 
@@ -57,3 +59,37 @@ def test_the_window_has_no_room_for_what_is_never_whole():
     (gathered,) = (one for one in memory(plan, 0, kernels_of(plan)) if one.component == "gathered")
     lengths = {b: sum(w.elements for w in plan.weights if w.unit == b) for b in plan.bundles}
     assert gathered.bytes == 8 * (lengths["head"] + max(lengths["layers.0"], lengths["layers.1"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "form", "added"),
+    [
+        (f"single x2 {HOST}", "untied", True),
+        (f"pp2 x2 {HOST}", "untied", True),
+        (f"single x2 {HOST}", "laptop", False),  # the head has a gradient for each of its rows
+        (f"single x2 {HOST.replace('gradients=host', 'gradients=disk')}", "untied", False),
+        ("single x2 weights=host optimizer=host", "untied", False),
+    ],
+)
+def test_a_row_for_each_token_goes_to_the_gradient_of_a_table_that_no_head_uses(words, form, added):
+    plan = case_of(words, form=form).plan
+    assert rows_added(plan) == (("embedding", 32) if added else ("", 0))
+    sums = [row for row in sums_of(plan, 0) if row.by_tokens]
+    assert [row.names for row in sums] == [("embedding.weight",)] * added
+    goes = [one for one in moves(plan, 0) if one.operation == "evict rows"]
+    assert [(one.bytes, one.times, one.unit) for one in goes] == [
+        (32 * plan.shape.width * 8, plan.micros, "embedding")
+    ] * added
+    of_table = [one for one in moves(plan, 0) if one.unit in ("tied", "embedding")]
+    whole = [one for one in of_table if one.what == "gradients"]
+    assert any(not one.update for one in whole) == (not added and "gradients=" in words)
+
+
+def test_a_gradient_that_is_added_by_rows_needs_no_room_on_the_device():
+    case = case_of(f"single x1 {HOST}", form="untied")
+    plan = replace(case, shape=replace(case.shape, vocab=1 << 16)).plan
+    (reduced,) = (one for one in memory(plan, 0, kernels_of(plan)) if one.component == "reduced")
+    slots, length = window_of(plan, 0)
+    head = sum(one.elements for one in plan.weights if one.unit == "head")
+    assert length == head and reduced.bytes == 8 * slots * head
+    assert staged_bytes(plan, 0) == 8 * 16 * plan.shape.width
