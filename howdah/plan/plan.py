@@ -13,7 +13,7 @@ from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.chosen_blocks import is_chosen
 from howdah.plan.comm import Comm
-from howdah.plan.flat_buffers import SHARE_ALIGN
+from howdah.plan.flat_buffers import SHARE_ALIGN, Buffer
 from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
@@ -120,7 +120,7 @@ class Plan:
         """Every weight of the model, in forward order, as the method trains them."""
         return table_of(self.shape, self.method)
 
-    @property
+    @cached_property
     def marks(self) -> Marks:
         """What is trained."""
         return marks_of(self.shape, self.method)
@@ -152,6 +152,11 @@ class Plan:
             for rank in self.ranks_of_unit[weight.unit]:
                 found[rank].append(weight)
         return {rank: tuple(mine) for rank, mine in found.items()}
+
+    @cached_property
+    def laid(self) -> dict[tuple[int, ...], tuple[Buffer, ...]]:
+        """The flat buffers that were asked for, by the place of their rank (`plan/sharding.py`)."""
+        return {}
 
     def block(self, name: str) -> Part:
         """The block called `name`."""

@@ -31,13 +31,31 @@ def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
     layout, micros = plan.layout, plan.micros if micros is None else micros
     if plan.schedule:
         return _first(plan.schedule, micros)
-    return build(
-        layout.schedule or "1f1b",
-        ranks=layout.pp,
-        micros=micros,
-        virtual=layout.virtual,
-        slices=layout.slices,
-    )
+    return _built(*_pipeline(layout, micros))
+
+
+def _pipeline(layout: Layout, micros: int) -> tuple[str, int, int, int, int]:
+    """What a named schedule follows from."""
+    return layout.schedule or "1f1b", layout.pp, micros, layout.virtual, layout.slices
+
+
+@lru_cache(16)  # a search simulates many layouts of the same pipelines
+def _built(name: str, ranks: int, micros: int, virtual: int, slices: int) -> Schedule:
+    return build(name, ranks=ranks, micros=micros, virtual=virtual, slices=slices)
+
+
+@lru_cache(16)
+def _lowered(  # noqa: PLR0913, PLR0917
+    name: str,
+    ranks: int,
+    micros: int,
+    virtual: int,
+    slices: int,
+    reduce_each: bool,
+    tied: tuple[int, ...] | None,
+) -> Lowered:
+    schedule = _built(name, ranks, micros, virtual, slices)
+    return lower(schedule, reduce_each=reduce_each, tied=tied)
 
 
 def steady_schedule(plan: Plan) -> Schedule:
@@ -55,12 +73,14 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 
     The all-gathers of ZeRO-3 are not listed: they run unit by unit inside the actions.
     """
-    lowered = _lowered(
-        schedule_of(plan, micros),
-        reduce_each=plan.layout.gradients != "device"
-        or (plan.layout.accumulate == "shard" and plan.layout.sharers > 1),
-        tied=tied_stages(plan),
-    )
+    layout, tied = plan.layout, tied_stages(plan)
+    shares = layout.accumulate == "shard" and layout.sharers > 1
+    each = layout.gradients != "device" or shares
+    if plan.schedule:
+        lowered = lower(schedule_of(plan, micros), reduce_each=each, tied=tied)
+    else:
+        count = plan.micros if micros is None else micros
+        lowered = _lowered(*_pipeline(layout, count), each, tied)
     if not any(map(plan.still, range(len(plan.stages.parts)))):
         return lowered
 
@@ -72,9 +92,6 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 
     programs = (tuple(filter(asked, program)) for program in lowered.programs)
     return lowered._replace(programs=tuple(programs))
-
-
-_lowered = lru_cache(2)(lower)  # a search simulates many layouts of the same pipeline
 
 
 def with_schedule(plan: Plan, schedule: Schedule) -> Plan:

@@ -52,6 +52,7 @@ from howdah.shapes.weights import FROZEN, Weight
 CUT_BY_TP = {"vocab", "query", "key", "ffn", "expert_ffn"}  # dims; see the table above
 # Dims of weights that tp ranks hold whole, and use for different heads or columns of experts.
 THROUGH_SLICES = {"head", "rank", "choice", "adapter"}
+HELD_BY: tuple[Axis, ...] = ("pp", "tp", "ep")  # the axes along which ranks hold other boxes
 ON_ALL_TOKENS = {"label"}  # dims of weights that tp ranks use for the tokens of all of them
 
 
@@ -98,13 +99,26 @@ def summed_over_tp(weight: Weight, plan: Plan, rank: int) -> tuple[int, ...]:
 
 def held(plan: Plan, rank: int) -> dict[str, Box]:
     """The boxes of all weights that `rank` holds, by name."""
-    mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
-    return {weight.name: _box(weight, plan.shape, plan.layout, rank) for weight in mine}
+    known: dict[object, Box] = {}  # blocks have weights of the same dims
+    found = {}
+    for weight in plan.weights_at[axis(plan.layout, "pp").index_of(rank)]:
+        key = weight.dims, weight.shape
+        if key not in known:
+            known[key] = _box(weight, plan.shape, plan.layout, rank)
+        found[weight.name] = known[key]
+    return found
 
 
 def local_buffers(plan: Plan, rank: int, orders: Orders = BY_NUMBER) -> tuple[Buffer, ...]:
     """The flat buffers of the weights that `rank` holds."""
+    place = tuple(axis(plan.layout, name).index_of(rank) for name in HELD_BY)
+    if place not in plan.laid:  # replicas have the same
+        plan.laid[place] = _laid(plan, rank)
+    found = plan.laid[place]
+    return tuple(_placed(buffer, orders) for buffer in found) if orders else found
 
+
+def _laid(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     def multiple(unit: str) -> int:
         inside, _ = shard_axes(plan.layout, unit)
         by_shares = plan.layout.zero > 0 or len(plan.ranks_of_unit[unit]) > 1
@@ -113,8 +127,7 @@ def local_buffers(plan: Plan, rank: int, orders: Orders = BY_NUMBER) -> tuple[Bu
     align = BLOCK if plan.in_blocks else ALIGN
     cut = max(plan.share_align, BLOCK if plan.in_blocks else 1)
     mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
-    found = buffers(mine, held(plan, rank), multiple=multiple, align=align)
-    return tuple(_placed(buffer, orders) for buffer in found) if orders else found
+    return buffers(mine, held(plan, rank), multiple=multiple, align=align)
 
 
 def _placed(buffer: Buffer, orders: Orders) -> Buffer:

@@ -185,10 +185,11 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
             if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
                 last[action.stage] = number
     found: dict[int, list[Buffer]] = {stage: [] for stage in mine}
+    stage_of = {part: stage for stage, parts in mine.items() for part in parts}
     for buffer in _trained(plan, rank):
-        users = set(parts_of(buffer.unit, plan.shape))
-        used = [stage for stage, parts in mine.items() if set(parts) & users]
-        found[max(used, key=last.__getitem__)].append(buffer)
+        users = parts_of(buffer.unit, plan.shape)
+        used = [stage_of[part] for part in users if part in stage_of]
+        found[max(used, key=lambda stage: (last[stage], -stage))].append(buffer)
     for stage, buffers in found.items():
         units = [unit for part in mine[stage] for unit in units_at(plan, part)]
         first = {unit: -n for n, unit in reversed([*enumerate(units)])}
@@ -254,6 +255,7 @@ class _SumList:
     def __init__(self, plan: Shared, rank: int, by_tokens: str = "") -> None:
         self.plan, self.rank, self.by_tokens = plan, rank, by_tokens
         self.sums: list[Sum] = []
+        self._over_tp: dict[object, tuple[int, ...]] = {}  # by dims, who has a term
         self._awaited: set[str] = set()  # weights whose gradients some sum awaits
         self._latest: dict[str, tuple[int, ...]] = {}  # by unit, its latest sums
 
@@ -262,9 +264,11 @@ class _SumList:
         ranks.
         """
         terms: dict[tuple[int, ...], list[Segment]] = {}
-        for segment in buffer.segments:
-            tp_ranks = summed_over_tp(plan.weight(segment.name), plan, self.rank)
-            if len(tp_ranks) > 1:
+        for segment in buffer.segments if plan.layout.tp > 1 else ():
+            weight = plan.weight(segment.name)
+            if weight.dims not in self._over_tp:  # blocks have weights of the same dims
+                self._over_tp[weight.dims] = summed_over_tp(weight, plan, self.rank)
+            if len(tp_ranks := self._over_tp[weight.dims]) > 1:
                 terms.setdefault(tp_ranks, []).append(segment)
         along = axis(self.plan.layout, "tp").group(self.rank)
         for tp_ranks, segments in sorted(terms.items()):

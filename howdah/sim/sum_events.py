@@ -13,6 +13,7 @@ over dp, and 4 awaits 0 and 1, as the head and layers.2 have one bucket:
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -66,6 +67,12 @@ def events_of(plan: Plan, sums: Sequence[Sum], stage: int, *, last: bool) -> Eve
     return backward.events(last=last)
 
 
+def _by_units(row: Sum, plan: Plan) -> Sum:
+    """A sum that awaits one weight of each unit in place of all: they are ready together."""
+    first = {plan.weight(name).unit: name for name in reversed(row.names)}
+    return replace(row, names=tuple(reversed(first.values())))
+
+
 class _Log:
     """Writes down what the order decides.
 
@@ -108,6 +115,7 @@ class _Backward:
     """The backward passes of a stage, as the order of its sums is told of them."""
 
     def __init__(self, plan: Plan, sums: Sequence[Sum], stage: int) -> None:
+        sums = [_by_units(row, plan) if row.stage == stage else row for row in sums]
         self._log, self._stage, self._parts = _Log(sums), stage, plan.stages.parts[stage]
         own = frozenset(self._parts)
         self._order = SumOrder(sums, self._log)
