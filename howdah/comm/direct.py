@@ -17,7 +17,7 @@ records were found equal. Records need no round trip of their own; their bytes a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -75,6 +75,7 @@ class Direct(OneLink, ABC):
         self._checks = Checks(rank, size)
         self._closed = self._gave_up = False
         self._why = ""  # the reason of an abort that came from the pulse
+        self.cause: Callable[[], str] = lambda: ""  # asks the pulse who was lost first
         self.pulse: Pulse | None = None  # of all ranks; closed with this transport
         self._said = ""  # the running call, and the line that made it
         self.record_bytes = 0  # bytes of records sent, besides the payload

@@ -7,8 +7,10 @@ rank that sends gets an error after a quarter of an hour. But the kernel can pro
     data is sent          it must be acknowledged
     no answer for LIMIT   the connection is closed, and every use of it raises an error
 
-The peer's kernel answers, so its program may compute for any time. Only a program that is stopped
-for LIMIT in the middle of a long message counts as lost: its kernel has no room for the rest.
+The peer's kernel answers, so its program may compute for any time. But its kernel may have no room
+for the rest of a long message, and LIMIT counts then, too, whether the program computes, waits for
+a third one, or is stopped. So LIMIT is taken from such a connection until the peer takes more
+(`ease`, which the pulse calls); a program that is stopped is found by the pulse.
 
 Sockets opened by a library are found by their names under /proc (such as `socket:[4711]`), and set
 through a duplicate descriptor; the library's own descriptors stay open.
@@ -16,11 +18,13 @@ through a duplicate descriptor; the library's own descriptors stay open.
 
 import os
 import socket
+import struct
 import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 
 IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; a lost link is noticed after at most 2·LIMIT
+UNACKED, UNSENT = 24, 144  # where struct tcp_info of linux/tcp.h has these numbers of 32 bits
 
 
 def keep_alive(names: Container[str] | None = None) -> int:
@@ -28,7 +32,7 @@ def keep_alive(names: Container[str] | None = None) -> int:
     the number of sockets.
     """
     count = 0
-    for one in _reach(names):
+    for _, one in _reach(names):
         with suppress(OSError):  # another thread has closed it
             watch_link(one)
             count += 1
@@ -43,12 +47,45 @@ def watch_link(one: socket.socket) -> None:
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (LIMIT - IDLE) // EVERY)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LIMIT * 1000)
+    _limit(one, LIMIT)
+
+
+def _limit(one: socket.socket, seconds: int) -> None:
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
+
+
+def ease(eased: Container[str], *, over: bool = False) -> set[str]:
+    """Takes LIMIT from the connections of this process whose peers answer and take nothing, and
+    gives it back to those that take something again. To be called some times in LIMIT.
+
+    eased  the names of those that have none, as the last call has returned them
+    over   gives it back to all: nobody else will find peers that are stopped
+    """
+    found = set[str]()
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return found
+    for name, one in _reach(None):
+        with suppress(OSError, struct.error):  # another thread has closed it; an old kernel
+            limit = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            full = not over and limit in (0, LIMIT * 1000) and _takes_nothing(one)
+            if full and (limit or name in eased):
+                _limit(one, 0)
+                found.add(name)
+            elif name in eased and not limit:
+                _limit(one, LIMIT)
+    return found
+
+
+def _takes_nothing(one: socket.socket) -> bool:
+    """Whether the peer has acknowledged all that it was sent, and has no room for what is left."""
+    told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT + 4)
+    unacked, unsent = (struct.unpack_from("=I", told, at)[0] for at in (UNACKED, UNSENT))
+    return not unacked and bool(unsent)
 
 
 def hang_up(names: Container[str]) -> None:
     """Shuts down the TCP connections with these names: both ends get an error, in all threads."""
-    for one in _reach(names):
+    for _, one in _reach(names):
         with suppress(OSError):
             if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # it does not listen
                 one.shutdown(socket.SHUT_RDWR)
@@ -77,10 +114,10 @@ def is_down(links: Mapping[str, int]) -> bool:
     return False
 
 
-def _reach(names: Container[str] | None) -> Iterator[socket.socket]:
+def _reach(names: Container[str] | None) -> Iterator[tuple[str, socket.socket]]:
     for name, number in open_sockets().items():
         if names is None or name in names:
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
                 internet = one.family in (socket.AF_INET, socket.AF_INET6)
                 if internet and one.type == socket.SOCK_STREAM:
-                    yield one
+                    yield name, one

@@ -4,26 +4,32 @@ machines.
 The links of a stopped rank stay up, because its kernel still answers (`heartbeat.py`), and ranks
 would wait for it forever. So each rank counts in the launcher's store, and watches one other rank:
 
-    rank r    every EVERY seconds: adds one to its own number, and reads that of rank r + 1;
-              if that number is unchanged for SILENT seconds, writes "lost" for all ranks to read
+    rank r    every EVERY seconds: adds one to its own number, and reads that of rank r + 1, or
+              of the next one behind it that has not left; if that number is unchanged for SILENT
+              seconds, writes "lost" for all ranks to read
 
     rank 0    1 2 3 4 5        rank 1    1 2 3 3 3        rank 2    1 2 3 4 5
               └ reads rank 1: it has stopped ────────── "lost" ──────────┘
 
 A check takes three short requests per rank, for any number of ranks. It runs on a thread, so a rank
 may compute for any time. Time in which this process was itself suspended does not count.
+
+Who is told so ends its connections, perhaps in the middle of a frame, where it cannot say why. So a
+rank whose peer has ended a connection asks for a check at once (`cause`) before it names that peer.
 """
 
-from threading import Event, Thread, main_thread
+from threading import Condition, Thread, main_thread
 from typing import Protocol
 from weakref import WeakSet
 
 import torch.distributed as dist
 
+from howdah.comm.heartbeat import ease
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 
 EVERY, SILENT = 2.0, 20.0  # seconds
+ANSWER = 0.5  # seconds in which a check that is asked for must have ended
 LEFT = 1 << 40  # added by a rank that has closed, which is then not watched any more
 
 
@@ -42,10 +48,13 @@ class Pulse:
     """
 
     def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
-        self._store, self._rank, self._next = store, rank, (rank + 1) % size
+        self._store, self._rank, self._size = store, rank, size
+        self._next = (rank + 1) % size
         self._told: WeakSet[Loser] = WeakSet()
         self._heard, self._silence = -1, Patience(SILENT, every=EVERY)
-        self._closed, self._lost = Event(), ""
+        self._lost, self._eased = "", set[str]()
+        self._turn, self._closed = Condition(), False
+        self._asked = self._answered = 0  # checks that were asked for
         self._thread = Thread(target=self._beat, name="pulse")
 
     def tell(self, loser: Loser) -> None:
@@ -63,6 +72,16 @@ class Pulse:
         if self._lost:
             raise PeerLost(self._lost)
 
+    def cause(self) -> str:
+        """The sentence that names a lost rank, if any rank has told one by now; else ""."""
+        with self._turn:
+            if not self._lost and self._thread.is_alive():
+                self._asked += 1
+                mine = self._asked
+                self._turn.notify_all()
+                self._turn.wait_for(lambda: self._answered >= mine, ANSWER)
+        return self._lost
+
     def look(self) -> str:
         """Counts once and checks once; returns a sentence that names a lost rank, or ""."""
         self._store.add(f"pulse/{self._rank}", 1)
@@ -70,7 +89,10 @@ class Pulse:
             self._lost = str(self._store.get("lost").decode(errors="replace"))
             return self._lost
         number = self._store.add(f"pulse/{self._next}", 0)
-        if number != self._heard or number >= LEFT:
+        if number >= LEFT and self._next != self._rank:
+            self._next = (self._next + 1) % self._size  # which nobody watches any more
+            number = -1
+        if number != self._heard or number < 0 or self._next == self._rank:
             self._heard, self._silence = number, Patience(SILENT, every=EVERY)
         elif not self._silence.look():
             return self._say()
@@ -88,17 +110,36 @@ class Pulse:
     def close(self) -> None:
         """Ends the thread. The other ranks stop watching this rank."""
         if self._thread.is_alive():
-            self._closed.set()
+            with self._turn:
+                self._closed = True
+                self._turn.notify_all()
             self._thread.join(EVERY)  # a limit, because the link to the store may be down
 
     def _beat(self) -> None:
         try:
             # Not a daemon thread: Python must not exit while one runs code of torch.
-            while not self._closed.wait(EVERY) and main_thread().is_alive():
-                if said := self.look():
+            while (asked := self._wait()) >= 0 and main_thread().is_alive():
+                said = self.look()
+                self._answer(asked)
+                self._eased = ease(self._eased)
+                if said:
                     for loser in list(self._told):
                         loser.lose(said)
                     return
             self._store.add(f"pulse/{self._rank}", LEFT)
         except RuntimeError:
             return  # the store's machine is down: its closed links end all waits
+        finally:
+            ease(self._eased, over=True)
+            self._answer(self._asked)
+
+    def _wait(self) -> int:
+        """Waits for the next check; how many were asked for by then, or -1: there is none."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._closed or self._asked > self._answered, EVERY)
+            return -1 if self._closed else self._asked
+
+    def _answer(self, asked: int) -> None:
+        with self._turn:
+            self._answered = max(self._answered, asked)
+            self._turn.notify_all()

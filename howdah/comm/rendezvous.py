@@ -302,6 +302,7 @@ class _Connecting:
             wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)
         if self.pulse is not None:
             self.pulse.tell(wire)
+            wire.cause = self.pulse.cause
         return wire
 
     def _heed(self) -> None:

@@ -55,7 +55,7 @@ class TcpTransport(Direct):
         try:
             self._flow(spelled, flows)
         except Lost as lost:
-            raise self._lost(f"{lost}, as rank {self.rank} saw") from None
+            raise self._lost(self.cause() or f"{lost}, as rank {self.rank} saw") from None
         except FrameError as error:
             raise self._lost(f"{error}, as rank {self.rank} saw") from None
         except TimeoutError as error:

@@ -207,7 +207,9 @@ class Line:
             kind, fields = PART, b""
         if kind == BYE:
             return None
-        return self._gave_up(fields) if kind == GAVE_UP else self.lost(ConnectionResetError())
+        if kind == GAVE_UP:
+            return self._gave_up(fields)
+        return self.lost(self.failed or ConnectionResetError())
 
     def _gave_up(self, fields: bytes) -> Lost:
         told = fields.decode(errors="replace").rstrip()

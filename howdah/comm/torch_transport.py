@@ -170,7 +170,8 @@ class TorchTransport(Direct):
         elif any(words in str(error) for words in SILENT) and not is_down(self._links):
             lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
         else:
-            lost = f"rank {peer} ended, or its link is down, as rank {self.rank} saw"
+            ended = f"rank {peer} ended, or its link is down, as rank {self.rank} saw"
+            lost = self.cause() or ended
         return PeerLost(f"{lost}; this rank called {self._said}")
 
 

@@ -1,6 +1,7 @@
 """io_uring: one thread begins with many reads and writes of a file, and hears which have ended.
 
-    start     | waiting …  → ready → the kernel | → ended     by the thread, a move at a time
+    start     | waiting …  → ready → the kernel | → ended     by the thread, a move at a time; the
+              kernel is given the next ones before what has ended is looked at
     a wake-up reads an eventfd by the same ring: so the thread waits for new moves and for the
     kernel in one place
 
@@ -77,7 +78,7 @@ class Requests:
 
 @dataclass
 class _UnderWay:
-    """A move of which the kernel has been asked; `done` bytes of its memory were moved."""
+    """A move of which the kernel is or was asked; `done` bytes of its memory were moved."""
 
     move: Move
     future: Future[None]
@@ -98,8 +99,9 @@ class ByRing:
         self._wake, self._heard = os.eventfd(0), memoryview(bytearray(8))
         self._waiting = deque[tuple[Move, Future[None]]]()
         self._under_way = dict[int, _UnderWay]()  # by the number of the aligned block it has
-        self._blocks = [aligned_block() for _ in range(requests)]
-        self._free, self._open = [*range(requests)], True
+        self._blocks = [aligned_block() for _ in range(2 * requests)]  # half of them have ended
+        self._free, self._open = [*range(2 * requests)], True
+        self._asked, self._most = 0, requests  # of the kernel, now and at most
         self._thread = Thread(target=self._run, name="disk", daemon=True)
         self._listen()
         self._thread.start()
@@ -142,13 +144,17 @@ class ByRing:
 
     def _serve(self) -> None:
         while self._open or self._waiting or self._under_way:
+            over = []
             for tag, moved in self._ring.wait():
-                if tag != WAKE:
-                    self._advance(self._under_way[tag], tag, moved)
-                elif self._open:
-                    self._listen()
-            while self._free and self._waiting:
+                if tag == WAKE:
+                    if self._open:
+                        self._listen()
+                elif self._advance(self._under_way[tag], tag, moved):
+                    over.append(tag)
+            while self._asked < self._most and self._free and self._waiting:
                 self._begin(*self._waiting.popleft(), self._free.pop())
+            for tag in over:
+                self._look(self._under_way[tag], tag)
 
     def _begin(self, move: Move, future: Future[None], number: int) -> None:
         one = _UnderWay(move, future)
@@ -171,19 +177,28 @@ class ByRing:
             self._ring.start(self._file, rest, at, number, write=one.move.write)
         except OSError as error:
             self._end(number, one.move.lost(error))
+        else:
+            self._asked += 1
 
-    def _advance(self, one: _UnderWay, number: int, moved: int) -> None:
-        """Takes what the kernel has said of a move."""
+    def _advance(self, one: _UnderWay, number: int, moved: int) -> bool:
+        """Takes what the kernel has said of a move; whether all of its bytes have moved."""
+        self._asked -= 1
         try:
             if moved < 0:
                 raise OSError(-moved, os.strerror(-moved))
             one.done += advanced(moved)
-            if one.done < len(one.memory):
-                self._go_on(one, number)
-                return
-            one.move.ended(one.memory)
         except OSError as error:
             self._end(number, one.move.lost(error))
+            return False
+        if one.done < len(one.memory):
+            self._go_on(one, number)
+            return False
+        return True
+
+    def _look(self, one: _UnderWay, number: int) -> None:
+        """Ends a move of which all bytes have moved."""
+        try:
+            one.move.ended(one.memory)
         except Exception as error:
             self._end(number, error)
         else:

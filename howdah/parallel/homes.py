@@ -36,7 +36,7 @@ from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
 from howdah.parallel.mesh import Mesh
 from howdah.plan.gather_order import never_whole, rows_read
-from howdah.plan.homes import AXIS, Way, homes, longest_share, pool_problem
+from howdah.plan.homes import AXIS, Way, adding_room, homes, pool_problem
 from howdah.plan.plan import Plan
 from howdah.plan.recording import WAIT, Traffic
 from howdah.plan.storage import Storage
@@ -81,6 +81,7 @@ class Homes:
     waited   runs while the rank waits for a move
     tables   by name, the unit of a table of tokens that is read by its rows on the host
     never_whole  the unit that is read so alone; empty: there is none
+    adding   through which a micro-batch is added to gradients
     disk_by  what reads and writes the file on the disk, if there is one
     states   by unit, the optimizer's states of its own range, by name
     leaving  by unit, the moves behind its last update, which may not have ended
@@ -103,8 +104,7 @@ class Homes:
         self._scratch: Scratch | None = None
         if "disk" in homes(plan.layout):
             self._scratch, self.disk_by = open_scratch(storage)
-        longest = 0 if self.layout.gradients != "disk" else longest_share(plan, mesh.rank)
-        self.adding = torch.empty(longest, dtype=_wide(plan))  # a gradient on the disk, meanwhile
+        self.adding = torch.empty(adding_room(plan, mesh.rank), dtype=_wide(plan))
         self._fresh: set[str] = set()  # units to whose gradient on the disk nothing was added
         mesh.at_close.append(self.close)
 
@@ -231,8 +231,12 @@ class Homes:
 
         def add() -> None:
             tokens, place = index.unique(return_inverse=True)
-            sums = table.new_zeros(len(tokens), table.shape[1])
-            sums.index_add_(0, place, rows.to(table.dtype))
+            room, wide = self.adding.split([rows.numel(), len(self.adding) - rows.numel()])
+            sums = room.view_as(rows)[: len(tokens)].zero_()
+            if rows.dtype != table.dtype:
+                sums.index_add_(0, place, wide[: rows.numel()].view_as(rows).copy_(rows))
+            else:
+                sums.index_add_(0, place, rows)
             table.index_add_(0, tokens, sums)
 
         return self._on_lane("rows", "evict", rows.nbytes, add, of=unit.buffer.unit)

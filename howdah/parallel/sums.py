@@ -221,8 +221,11 @@ class GradientSums:
         assert homes is not None
         given, self._rows[name] = self._rows[name], []
         unit = self._units[self.sums[number].spans[0].unit]
-        moves = [homes.add_rows(unit, name, *one) for one in given]
-        return partial(homes.wait, f"gradients of {unit.buffer.unit}", *moves)
+        wait = partial(homes.wait, f"gradients of {unit.buffer.unit}")
+        wait(self._handles[number])  # no more than one micro-batch's rows are on their way
+        for one in given:
+            self._handles[number] = homes.add_rows(unit, name, *one)
+        return partial(wait, self._handles[number])
 
     def _start_packed(self, number: int) -> Complete:
         """Sums terms that lie apart as one message, and copies the sum over the terms."""

@@ -139,14 +139,24 @@ def sets_of(plan: Plan, rank: int) -> tuple[int, int]:
 
 
 def staged_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of the host's memory through which states move: the sets of an update; and the share of
-    a gradient on the disk, or the sums of a table's rows, while a micro-batch is added to it.
+    """Bytes of the host's memory through which states move: the sets of an update, and what a
+    micro-batch is added through.
     """
     count, longest = sets_of(plan, rank)
-    adding = longest_share(plan, rank) if plan.layout.gradients == "disk" else 0
-    if _embeds(plan, rank):
-        adding += rows_added(plan)[1] * plan.shape.width
-    return count * longest * sum(set_width(plan).values()) + adding * plan.master_bytes
+    sets = count * longest * sum(set_width(plan).values())
+    return sets + adding_room(plan, rank) * plan.master_bytes
+
+
+def adding_room(plan: Plan, rank: int) -> int:
+    """Elements through which a micro-batch is added to gradients in their home: the share of one on
+    the disk; for a table that is read by its rows the sums of these rows, and the rows themselves
+    where they are narrower.
+    """
+    if plan.layout.gradients == "disk":
+        return longest_share(plan, rank)
+    narrow = plan.compute_bytes != plan.master_bytes
+    rows = rows_added(plan)[1] if _embeds(plan, rank) else 0
+    return rows * plan.shape.width * (1 + narrow)
 
 
 def longest_share(plan: Plan, rank: int) -> int:

@@ -23,7 +23,7 @@ from howdah.machines.cluster import Cluster
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.homes import Move, homes, moves, own_length, sets_of
 from howdah.plan.plan import Plan
-from howdah.plan.storage import SETS, Storage
+from howdah.plan.storage import SETS
 from howdah.plan.sums import Sum
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import kept_elsewhere
@@ -50,7 +50,8 @@ def without_moves(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
     """The same plan on a cluster where moves take no time."""
     link = replace(cluster.host.link, bandwidth=inf)
     host = replace(cluster.host, link=link, disk_bandwidth=inf)
-    return replace(plan, storage=Storage()), replace(cluster, host=host)
+    storage = replace(plan.storage, host_bandwidth=0.0, disk_bandwidth=0.0)
+    return replace(plan, storage=storage), replace(cluster, host=host)
 
 
 def update_bandwidth(cluster: Cluster) -> float:

@@ -164,7 +164,8 @@ def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
         left_out = ("activations",)  # rows at experts depend on the data
     for rank, evidence in enumerate(ranks):
         predicted = predicted_memory(case.plan, rank, packed=evidence.packed)
-        for component, count in evidence.held.items():
+        away = (name for name in predicted if " at " in name) if evidence.held else ()
+        for component, count in {**dict.fromkeys(away, 0), **evidence.held}.items():
             if count != predicted[component] and component.partition(" at ")[0] not in left_out:
                 yield (
                     f"rank {rank} was predicted to hold {predicted[component]:,} bytes of "

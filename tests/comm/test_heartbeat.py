@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
-from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
+from howdah.comm.heartbeat import ease, hang_up, keep_alive, open_sockets
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
 
@@ -71,6 +71,45 @@ def test_hanging_up_ends_both_sides_and_leaves_the_sockets_open(pair):
     hang_up({name(one)})
     assert one.recv(1) == other.recv(1) == b""
     assert open_sockets() == before
+
+
+def limit(one):
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+def test_a_peer_that_takes_nothing_has_no_limit_until_it_takes_more(pair):
+    """It computes, or waits for a third one; its kernel answers."""
+    one, other = pair
+    keep_alive({name(one), name(other)})
+    one.setblocking(False)
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            sent += one.send(bytes(1 << 20))
+    eased = set()
+    while not eased:  # until what was sent has been acknowledged
+        eased = ease(eased)
+    assert eased == {name(one)} and limit(one) == 0 and limit(other) == 12_000
+    assert ease(eased) == eased and limit(one) == 0, "it takes nothing still"
+    while sent:
+        sent -= len(other.recv(min(sent, 1 << 20)))
+    assert ease(eased) == set() and limit(one) == 12_000
+
+
+def test_who_looks_no_more_gives_all_limits_back_and_leaves_others_alone(pair):
+    one, other = pair
+    keep_alive({name(one)})
+    for end in pair:
+        end.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                end.send(bytes(1 << 20))
+    eased = set()
+    while not eased:
+        eased = ease(eased)
+    assert eased == {name(one)}, "the other one never had this limit"
+    assert ease(eased, over=True) == set()
+    assert limit(one) == 12_000 and limit(other) == 0
 
 
 # -- the transport

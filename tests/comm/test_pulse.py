@@ -95,6 +95,49 @@ def test_a_rank_that_has_closed_is_not_missed(clock, monkeypatch):
     assert rounds(clock, [stays], 10 * SILENT) == [""]
 
 
+def test_behind_a_rank_that_has_closed_the_next_one_is_watched(clock):
+    """So a rank that stops is named though the one that watched it has gone."""
+    ranks = pulses(4)
+    rounds(clock, ranks, 20)
+    for gone in (1, 2):
+        ranks[gone].start()
+        ranks[gone].close()
+    rounds(clock, [ranks[0], ranks[3]], 20)
+    said = rounds(clock, [ranks[0]], SILENT + 2 * EVERY)
+    assert said[0].startswith("rank 3 has not been heard of for 20 s, as rank 0 saw")
+    (last, *others) = pulses(3)
+    for one in others:
+        one.start()
+        one.close()
+    assert rounds(clock, [last], 10 * SILENT) == [""], "nobody is left"
+
+
+def test_who_sees_a_connection_end_asks_for_the_cause_at_once(monkeypatch):
+    """With nothing to wait for but the store: the thread would look in ten minutes."""
+    monkeypatch.setattr(pulse, "EVERY", 600)
+    monkeypatch.setattr(pulse, "ANSWER", 600)
+    one, other = pulses(2)
+    assert one.cause() == "", "it does not run yet"
+    one.start()
+    assert one.cause() == one.cause() == ""
+    other._store.set("lost", "rank 2 is stopped")
+    assert one.cause() == one.cause() == "rank 2 is stopped"
+    one._thread.join()
+
+
+def test_a_store_that_has_gone_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 600)
+    monkeypatch.setattr(pulse, "ANSWER", 600)
+
+    def gone(self):
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(Pulse, "look", gone)
+    (one, _) = pulses(2)
+    one.start()
+    assert one.cause() == one.cause() == ""
+
+
 def test_transports_are_told_once_and_not_kept(monkeypatch):
     """The thread ends with it."""
     monkeypatch.setattr(pulse, "EVERY", 0.001)

@@ -59,6 +59,12 @@ def test_an_untied_embedding_is_read_by_its_rows_alone(workers, words):
     prove(case_of(f"{words} {HOST}", form="untied"), workers)
 
 
+@pytest.mark.parametrize("precision", ["float64", "bf16"])
+def test_what_rows_are_added_through_is_counted(workers, precision):
+    words = "single x2 weights=host gradients=host optimizer=disk"
+    prove(case_of(words, form="untied", precision=precision), workers)
+
+
 @pytest.mark.parametrize(
     "words",
     [
