@@ -238,3 +238,16 @@ def test_a_move_that_is_left_out_is_noticed(monkeypatch):
     )
     fewer = step_time(plan, cluster).seconds
     assert fewer < whole and lanes["evict"] > 0
+
+
+def test_a_wider_window_is_no_part_of_what_moves_take():
+    """It saves gathers with and without moves; so the rest of a step is told alike."""
+    plan = plan_of("dp4 zero3 x2 weights=host optimizer=host", replace(SHAPE, vocab=4096))
+    machine = load_cluster("h100", devices=4)
+    narrow, wide = (
+        step_time(replace(plan, storage=Storage(window=units)), machine).breakdown
+        for units in (2, 99)
+    )
+    assert all(wide[part] == pytest.approx(narrow[part]) for part in ("compute", "update"))
+    limited = replace(plan, storage=Storage(window=5, host_bandwidth=1e3, disk_bandwidth=1e3))
+    assert home_times.without_moves(limited, machine)[0].storage == Storage(window=5)
