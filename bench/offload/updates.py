@@ -1,4 +1,4 @@
-"""The update of 20 million elements on the host: howdah's, DeepSpeed's, and one array passed over."""
+"""The update of 20 million elements on the host: howdah's, DeepSpeed's; and one array alone."""
 
 from collections.abc import Callable
 from statistics import median
