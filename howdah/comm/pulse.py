@@ -16,9 +16,11 @@ may compute for any time. Time in which this process was itself suspended does n
 
 Who is told so ends its connections, perhaps in the middle of a frame, where it cannot say why. So a
 rank whose peer has ended a connection asks for a check at once (`cause`) before it names that peer.
+Rank 0, or its launcher, keeps the store: its thread stays until all others have read who was lost.
 """
 
 from threading import Condition, Thread, main_thread
+from time import sleep
 from typing import Protocol
 from weakref import WeakSet
 
@@ -30,6 +32,7 @@ from howdah.comm.watch import Patience
 
 EVERY, SILENT = 2.0, 20.0  # seconds
 ANSWER = 0.5  # seconds in which a check that is asked for must have ended
+STAYS, OFTEN = 5.0, 0.05  # seconds: how long rank 0 stays for others, and between two looks at them
 LEFT = 1 << 40  # added by a rank that has closed, which is then not watched any more
 
 
@@ -125,13 +128,21 @@ class Pulse:
                 if said:
                     for loser in list(self._told):
                         loser.lose(said)
+                    self._stay()
                     return
             self._store.add(f"pulse/{self._rank}", LEFT)
         except RuntimeError:
-            return  # the store's machine is down: its closed links end all waits
+            return  # the store has gone, and its machine or rank 0: closed links end waits
         finally:
             ease(self._eased, over=True)
             self._answer(self._asked)
+
+    def _stay(self) -> None:
+        """Counts who has been told. Rank 0 waits until all have but the one that is lost."""
+        told, patience = self._store.add("told", 1), Patience(STAYS, every=OFTEN)
+        while self._rank == 0 and told < self._size - 1 and patience.look():
+            sleep(OFTEN)
+            told = self._store.add("told", 0)
 
     def _wait(self) -> int:
         """Waits for the next check; how many were asked for by then, or -1: there is none."""

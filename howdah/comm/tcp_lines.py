@@ -16,9 +16,11 @@ Sockets do not block. `Lines.pump` sends and receives what it can, and waits for
 """
 
 import errno
+import fcntl
 import select
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -194,12 +196,11 @@ class Line:
 
     def why_ended(self) -> Lost | None:
         """Why the peer, which has ended the connection, did so, by the last that it has sent; None:
-        it has left in good order. What is unread is lost: nobody uses the line any more.
+        it has left in good order. What is unread stays.
         """
-        last = b""
         try:
-            while part := self.sock.recv(1 << 16):
-                last = (last + part)[-(HEADER.size + RECORD) :]
+            (unread,) = struct.unpack("=i", fcntl.ioctl(self.sock, termios.FIONREAD, bytes(4)))
+            last = self.sock.recv(max(unread, 1), socket.MSG_PEEK)[-(HEADER.size + RECORD) :]
             header, fields = last[: HEADER.size], last[HEADER.size :]
             whole = len(fields) == frames.fields_bytes(header, self.name) == RECORD
             kind = frames.kind_of(header) if whole else PART
@@ -330,13 +331,15 @@ class Lines:
     def _gone(self) -> Lost | None:
         """The loss of a peer that has ended its connections a while ago, and owes nothing: others
         may wait for it. A peer that has sent its part of a call, and then failed by itself, ends
-        them too, but the call is soon over.
+        them too, but the call is soon over. What it has sent ahead may still be unread.
         """
         for line in self._all:
             mine = self.by_peer[line.peer]
-            late = monotonic() - line.ended > GRACE
-            if line.failed and late and not any(other.due for other in mine):
-                return line.lost(line.failed)
+            late = (line.left or line.failed) and monotonic() - line.ended > GRACE
+            if late and not any(other.due for other in mine):
+                why = line.lost(line.failed) if line.failed else line.why_ended()
+                if why is not None:
+                    return why
         return None
 
     def _wait(self, seconds: float) -> list[Line]:

@@ -125,6 +125,23 @@ def test_who_sees_a_connection_end_asks_for_the_cause_at_once(monkeypatch):
     one._thread.join()
 
 
+def test_rank_0_keeps_the_store_until_all_others_have_read_who_was_lost(monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(pulse, "STAYS", 600)
+    keeps, reads, _ = pulses(3)  # the third is the one that is stopped
+    told = Told()
+    keeps.tell(told)
+    keeps._store.set("lost", "rank 2 is stopped")
+    keeps.start()
+    while not told.said:
+        keeps._thread.join(0.001)
+    keeps._thread.join(0.2)
+    assert keeps._thread.is_alive()
+    reads.start()
+    for one in (reads, keeps):
+        one._thread.join()
+
+
 def test_a_store_that_has_gone_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(pulse, "EVERY", 600)
     monkeypatch.setattr(pulse, "ANSWER", 600)

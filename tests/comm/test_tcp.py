@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import resource
+import select
 import socket
 import struct
 import termios
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
+from howdah.comm import tcp_lines
 from howdah.comm.flow import Task
 from howdah.comm.handshake import MAGIC
 from howdah.comm.interface import address_of, is_loopback, leading_to
@@ -460,6 +462,26 @@ def test_a_rank_that_dies_is_told_to_who_waits_for_another(ranks):
     assert str(zero).startswith(
         "rank 2 ended, or its link is down, as rank 0 saw; this rank called"
     )
+    assert one is None
+
+
+def test_what_a_rank_has_sent_ahead_does_not_hide_that_it_died(ranks, monkeypatch):
+    """Rank 0 waits for rank 1, and has not read what rank 2 had sent on all its lines."""
+    monkeypatch.setattr(tcp_lines, "GRACE", 0.0)
+    monkeypatch.setattr(tcp_lines, "LOOK", 0.01)
+    transports = ranks(3)
+
+    def dies(transport):
+        ends = transports[2]._lines.by_peer[0], transports[0]._lines.by_peer[2]
+        for mine, theirs in zip(*ends, strict=True):
+            mine.sock.send(bytes(100))
+            select.select([theirs.sock], [], [])
+        transport.abort()
+
+    zero, one, _ = everywhere(
+        transports, lambda t: t.receive(torch.ones(3), 1), lambda t: None, dies
+    )
+    assert str(zero).startswith("rank 2 ended, or its link is down, as rank 0 saw")
     assert one is None
 
 
