@@ -95,9 +95,8 @@ class Process(Member):
     @property
     def status(self) -> int | None:
         """Its exit status; None while any of its processes runs."""
-        if any(child.status is None for child in self.children):
-            return None
-        return self.failed.status if self.failed else 0
+        runs = any(child.status is None for child in self.children)
+        return None if runs else self.failed.status if self.failed else 0
 
     def look(self) -> None:
         """Ends what is left of it when one of its processes has failed."""
@@ -245,8 +244,7 @@ class _Run:
 
     def _ended(self, one: Process) -> None:
         """A process has failed: a worker is replaced, a server by a replica, or the run ends."""
-        kind, told = one.told
-        status = one.status or 0
+        (kind, told), status = one.told, one.status or 0
         if status < 0 and kind != "stalled":
             pid = one.failed.pid if one.failed else 0
             told = killed(f"{one.name} (process {pid})", status)
@@ -355,8 +353,7 @@ def _run(
     except BaseException as error:
         failure = explain(error)
         if isinstance(error, FrameError):
-            kind = "away" if isinstance(error, ServerAway) else "lost"
-            failure = Failure(kind, str(error))
+            failure = Failure("away" if isinstance(error, ServerAway) else "lost", str(error))
         dead = error.dead if isinstance(error, PeerLost) else 0
         with suppress(OSError):
             _tell(pipe, {"failed": failure.kind, "told": failure.told[-4096:], "dead": dead})
