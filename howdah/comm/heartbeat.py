@@ -118,6 +118,8 @@ def _reach(names: Container[str] | None) -> Iterator[tuple[str, socket.socket]]:
     for name, number in open_sockets().items():
         if names is None or name in names:
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+                if os.readlink(f"/proc/self/fd/{one.fileno()}") != name:
+                    continue  # closed since, and the number is another one's
                 internet = one.family in (socket.AF_INET, socket.AF_INET6)
                 if internet and one.type == socket.SOCK_STREAM:
                     yield name, one

@@ -331,14 +331,16 @@ class Lines:
     def _gone(self) -> Lost | None:
         """The loss of a peer that has ended its connections a while ago, and owes nothing: others
         may wait for it. A peer that has sent its part of a call, and then failed by itself, ends
-        them too, but the call is soon over. What it has sent ahead may still be unread.
+        them too, but the call is soon over. Behind what it has sent ahead, and nobody has read yet,
+        it may have said that it gave up; if it has said nothing, it may have left in good order.
         """
         for line in self._all:
             mine = self.by_peer[line.peer]
             late = (line.left or line.failed) and monotonic() - line.ended > GRACE
             if late and not any(other.due for other in mine):
-                why = line.lost(line.failed) if line.failed else line.why_ended()
-                if why is not None:
+                if line.failed:
+                    return line.lost(line.failed)
+                if (why := line.why_ended()) and why.relayed:
                     return why
         return None
 

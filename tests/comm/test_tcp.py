@@ -465,7 +465,7 @@ def test_a_rank_that_dies_is_told_to_who_waits_for_another(ranks):
     assert one is None
 
 
-def test_what_a_rank_has_sent_ahead_does_not_hide_that_it_died(ranks, monkeypatch):
+def test_what_a_rank_has_sent_ahead_does_not_hide_why_it_gave_up(ranks, monkeypatch):
     """Rank 0 waits for rank 1, and has not read what rank 2 had sent on all its lines."""
     monkeypatch.setattr(tcp_lines, "GRACE", 0.0)
     monkeypatch.setattr(tcp_lines, "LOOK", 0.01)
@@ -476,12 +476,12 @@ def test_what_a_rank_has_sent_ahead_does_not_hide_that_it_died(ranks, monkeypatc
         for mine, theirs in zip(*ends, strict=True):
             mine.sock.send(bytes(100))
             select.select([theirs.sock], [], [])
-        transport.abort()
+        transport.abort("its disk is full")
 
     zero, one, _ = everywhere(
         transports, lambda t: t.receive(torch.ones(3), 1), lambda t: None, dies
     )
-    assert str(zero).startswith("rank 2 ended, or its link is down, as rank 0 saw")
+    assert str(zero).startswith("rank 2 gave up: its disk is full, as rank 0 saw")
     assert one is None
 
 
