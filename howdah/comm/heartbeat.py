@@ -115,11 +115,15 @@ def is_down(links: Mapping[str, int]) -> bool:
 
 
 def _reach(names: Container[str] | None) -> Iterator[tuple[str, socket.socket]]:
+    # Said to be one that does not block, it is left as it is; else a default timeout of the program
+    # would make it so, and with it the descriptor whose duplicate it is.
+    kind = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
     for name, number in open_sockets().items():
         if names is None or name in names:
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            with suppress(OSError), socket.socket(-1, kind, -1, os.dup(number)) as one:
                 if os.readlink(f"/proc/self/fd/{one.fileno()}") != name:
                     continue  # closed since, and the number is another one's
                 internet = one.family in (socket.AF_INET, socket.AF_INET6)
-                if internet and one.type == socket.SOCK_STREAM:
+                found = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+                if internet and found == socket.SOCK_STREAM:
                     yield name, one

@@ -19,6 +19,7 @@ rank whose peer has ended a connection asks for a check at once (`cause`) before
 Rank 0, or its launcher, keeps the store: its thread stays until all others have read who was lost.
 """
 
+from contextlib import suppress
 from threading import Condition, Thread, main_thread
 from time import sleep
 from typing import Protocol
@@ -116,7 +117,8 @@ class Pulse:
             with self._turn:
                 self._closed = True
                 self._turn.notify_all()
-            self._thread.join(EVERY)  # a limit, because the link to the store may be down
+            # a limit, because the link to the store may be down
+            self._thread.join(STAYS if self._lost else EVERY)
 
     def _beat(self) -> None:
         try:
@@ -124,7 +126,8 @@ class Pulse:
             while (asked := self._wait()) >= 0 and main_thread().is_alive():
                 said = self.look()
                 self._answer(asked)
-                self._eased = ease(self._eased)
+                with suppress(OSError):  # no free descriptor
+                    self._eased = ease(self._eased)
                 if said:
                     for loser in list(self._told):
                         loser.lose(said)
@@ -134,8 +137,9 @@ class Pulse:
         except RuntimeError:
             return  # the store has gone, and its machine or rank 0: closed links end waits
         finally:
-            ease(self._eased, over=True)
-            self._answer(self._asked)
+            self._answer(LEFT)  # all that will ever ask
+            with suppress(OSError):
+                ease(self._eased, over=True)
 
     def _stay(self) -> None:
         """Counts who has been told. Rank 0 waits until all have but the one that is lost."""

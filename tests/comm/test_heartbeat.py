@@ -96,6 +96,18 @@ def test_a_peer_that_takes_nothing_has_no_limit_until_it_takes_more(pair):
     assert ease(eased) == set() and limit(one) == 12_000
 
 
+def test_a_default_timeout_of_the_program_changes_no_socket(pair):
+    """As libraries set it: the store's connections would no longer block."""
+    before = [os.get_blocking(end.fileno()) for end in pair]
+    socket.setdefaulttimeout(5)
+    try:
+        keep_alive()
+        ease(set())
+    finally:
+        socket.setdefaulttimeout(None)
+    assert [os.get_blocking(end.fileno()) for end in pair] == before == [True, True]
+
+
 def test_who_looks_no_more_gives_all_limits_back_and_leaves_others_alone(pair):
     one, other = pair
     keep_alive({name(one)})

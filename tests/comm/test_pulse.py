@@ -125,6 +125,21 @@ def test_who_sees_a_connection_end_asks_for_the_cause_at_once(monkeypatch):
     one._thread.join()
 
 
+def test_no_free_descriptor_does_not_end_the_thread(monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 600)
+    monkeypatch.setattr(pulse, "ANSWER", 600)
+
+    def none_free(*_, **__):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(pulse, "ease", none_free)
+    one, _ = pulses(2)
+    one.start()
+    assert one.cause() == one.cause() == ""
+    assert one._thread.is_alive()
+    one.close()
+
+
 def test_rank_0_keeps_the_store_until_all_others_have_read_who_was_lost(monkeypatch):
     monkeypatch.setattr(pulse, "EVERY", 0.001)
     monkeypatch.setattr(pulse, "STAYS", 600)
