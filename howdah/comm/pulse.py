@@ -63,9 +63,11 @@ class Pulse:
 
     def tell(self, loser: Loser) -> None:
         """Registers an object (by weak reference) whose `lose` is called on the pulse's thread
-        when a rank is lost.
+        when a rank is lost, or at once if one is.
         """
         self._told.add(loser)
+        if self._lost:
+            loser.lose(self._lost)
 
     def start(self) -> None:
         """Starts the thread. It runs until `close`, a lost rank, or the end of the store."""
@@ -93,10 +95,10 @@ class Pulse:
             self._lost = str(self._store.get("lost").decode(errors="replace"))
             return self._lost
         number = self._store.add(f"pulse/{self._next}", 0)
-        if number >= LEFT and self._next != self._rank:
-            self._next = (self._next + 1) % self._size  # which nobody watches any more
-            number = -1
-        if number != self._heard or number < 0 or self._next == self._rank:
+        left = number >= LEFT
+        if left:  # it watches nobody any more; this rank's own number, if all have left, grows
+            self._next = (self._next + 1) % self._size
+        if left or number != self._heard:
             self._heard, self._silence = number, Patience(SILENT, every=EVERY)
         elif not self._silence.look():
             return self._say()

@@ -55,7 +55,8 @@ class TcpTransport(Direct):
         try:
             self._flow(spelled, flows)
         except Lost as lost:
-            raise self._lost(self.cause() or f"{lost}, as rank {self.rank} saw") from None
+            why = f"{lost}, as rank {self.rank} saw"
+            raise self._lost(why if self._gave_up else self.cause() or why) from None
         except FrameError as error:
             raise self._lost(f"{error}, as rank {self.rank} saw") from None
         except TimeoutError as error:

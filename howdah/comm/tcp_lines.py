@@ -208,29 +208,29 @@ class Line:
             kind, fields = PART, b""
         if kind == BYE:
             return None
-        if kind == GAVE_UP:
-            return self._gave_up(fields)
-        return self.lost(self.failed or ConnectionResetError())
+        return self._gave_up(fields) if kind == GAVE_UP else self.lost(self.failed)
 
     def _gave_up(self, fields: bytes) -> Lost:
         told = fields.decode(errors="replace").rstrip()
         return Lost(self.peer, f"gave up: {told}", relayed=True)
 
-    def lost(self, error: OSError) -> Lost:
-        """What an error of the connection says about the peer."""
-        if error.errno in UNREACHABLE:
+    def lost(self, error: OSError | None) -> Lost:
+        """What an error of the connection says about the peer; None: it is at its end."""
+        if error and error.errno in UNREACHABLE:
             return Lost(self.peer, "does not answer: its link is down, or its machine is")
         return Lost(self.peer, "ended, or its link is down")
 
     def _require(self, count: int) -> None:
         if count == 0:
-            raise self.lost(self.failed or ConnectionResetError())
+            raise self.lost(self.failed)
 
     def farewell(self, kind: int, said: str = "") -> None:
         """Ends what this end sends with a last frame, if the socket takes it at once."""
         head, _ = frames.pack(kind, said.encode()[:TOLD].ljust(RECORD), (), number=self._sent)
         try:
             if not self._left:
+                if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # by which it may be full
+                    self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1 << 30)
                 self.sock.send(head)
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:  # the peer is gone

@@ -231,13 +231,11 @@ class Homes:
 
         def add() -> None:
             tokens, place = index.unique(return_inverse=True)
-            room, wide = self.adding.split([rows.numel(), len(self.adding) - rows.numel()])
-            sums = room.view_as(rows)[: len(tokens)].zero_()
+            count, wide = rows.numel(), rows
+            sums = self.adding[:count].view_as(rows)[: len(tokens)].zero_()
             if rows.dtype != table.dtype:
-                sums.index_add_(0, place, wide[: rows.numel()].view_as(rows).copy_(rows))
-            else:
-                sums.index_add_(0, place, rows)
-            table.index_add_(0, tokens, sums)
+                wide = self.adding[count : 2 * count].view_as(rows).copy_(rows)
+            table.index_add_(0, tokens, sums.index_add_(0, place, wide))
 
         return self._on_lane("rows", "evict", rows.nbytes, add, of=unit.buffer.unit)
 

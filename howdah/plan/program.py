@@ -11,6 +11,7 @@ A user's own schedule can replace the one that the layout names (`with_schedule`
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from howdah.base.errors import UserError, several
 from howdah.plan.layout import Layout, family_of
@@ -31,31 +32,33 @@ def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
     layout, micros = plan.layout, plan.micros if micros is None else micros
     if plan.schedule:
         return _first(plan.schedule, micros)
-    return _built(*_pipeline(layout, micros))
+    return _built(_pipeline(layout, micros))
 
 
-def _pipeline(layout: Layout, micros: int) -> tuple[str, int, int, int, int]:
+class _Pipeline(NamedTuple):
     """What a named schedule follows from."""
-    return layout.schedule or "1f1b", layout.pp, micros, layout.virtual, layout.slices
+
+    name: str
+    ranks: int
+    micros: int
+    virtual: int
+    slices: int
+
+
+def _pipeline(layout: Layout, micros: int) -> _Pipeline:
+    name = layout.schedule or "1f1b"
+    return _Pipeline(name, layout.pp, micros, layout.virtual, layout.slices)
 
 
 @lru_cache(16)  # a search simulates many layouts of the same pipelines
-def _built(name: str, ranks: int, micros: int, virtual: int, slices: int) -> Schedule:
-    return build(name, ranks=ranks, micros=micros, virtual=virtual, slices=slices)
+def _built(one: _Pipeline) -> Schedule:
+    how = {"micros": one.micros, "virtual": one.virtual, "slices": one.slices}
+    return build(one.name, ranks=one.ranks, **how)
 
 
 @lru_cache(16)
-def _lowered(  # noqa: PLR0913, PLR0917
-    name: str,
-    ranks: int,
-    micros: int,
-    virtual: int,
-    slices: int,
-    reduce_each: bool,
-    tied: tuple[int, ...] | None,
-) -> Lowered:
-    schedule = _built(name, ranks, micros, virtual, slices)
-    return lower(schedule, reduce_each=reduce_each, tied=tied)
+def _lowered(one: _Pipeline, reduce_each: bool, tied: tuple[int, ...] | None) -> Lowered:
+    return lower(_built(one), reduce_each=reduce_each, tied=tied)
 
 
 def steady_schedule(plan: Plan) -> Schedule:
@@ -80,7 +83,7 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
         lowered = lower(schedule_of(plan, micros), reduce_each=each, tied=tied)
     else:
         count = plan.micros if micros is None else micros
-        lowered = _lowered(*_pipeline(layout, count), each, tied)
+        lowered = _lowered(_pipeline(layout, count), each, tied)
     if not any(map(plan.still, range(len(plan.stages.parts)))):
         return lowered
 

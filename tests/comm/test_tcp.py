@@ -13,7 +13,7 @@ import socket
 import struct
 import termios
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -22,9 +22,11 @@ import torch.distributed as dist
 from howdah.base.errors import UserError
 from howdah.comm import tcp_lines
 from howdah.comm.flow import Task
+from howdah.comm.frames import HEADER, kind_of
 from howdah.comm.handshake import MAGIC
 from howdah.comm.interface import address_of, is_loopback, leading_to
-from howdah.comm.segments import SEGMENT, segments
+from howdah.comm.segments import BYE, SEGMENT, segments
+from howdah.comm.signature import RECORD
 from howdah.comm.tcp_connect import LINES, listening, tcp_transport
 from howdah.comm.transport import PeerLost
 from howdah.parallel.mesh import connect_mesh
@@ -483,6 +485,21 @@ def test_what_a_rank_has_sent_ahead_does_not_hide_why_it_gave_up(ranks, monkeypa
     )
     assert str(zero).startswith("rank 2 gave up: its disk is full, as rank 0 saw")
     assert one is None
+
+
+def test_a_full_connection_has_room_for_a_last_word(ranks):
+    """Else who leaves in good order behind a long message is taken for one that died."""
+    one, other = ranks(2)
+    mine, theirs = one._lines.by_peer[1][0], other._lines.by_peer[0][0]
+    with suppress(BlockingIOError):
+        while True:
+            mine.sock.send(bytes(1 << 20))
+    one.close()
+    came = b""
+    while part := theirs.sock.recv(1 << 20):
+        came = (came + part)[-(HEADER.size + RECORD) :]
+        select.select([theirs.sock], [], [])
+    assert kind_of(came[: HEADER.size]) == BYE
 
 
 def test_the_reason_of_a_pulse_is_told(ranks):
