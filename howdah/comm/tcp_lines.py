@@ -23,6 +23,7 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from time import monotonic
 
@@ -203,11 +204,10 @@ class Line:
             last = self.sock.recv(max(unread, 1), socket.MSG_PEEK)[-(HEADER.size + RECORD) :]
             header, fields = last[: HEADER.size], last[HEADER.size :]
             whole = len(fields) == frames.fields_bytes(header, self.name) == RECORD
-            kind = frames.kind_of(header) if whole else PART
+            if (kind := frames.kind_of(header) if whole else PART) == BYE:
+                return None
         except (OSError, FrameError, struct.error):
             kind, fields = PART, b""
-        if kind == BYE:
-            return None
         return self._gave_up(fields) if kind == GAVE_UP else self.lost(self.failed)
 
     def _gave_up(self, fields: bytes) -> Lost:
@@ -229,7 +229,9 @@ class Line:
         head, _ = frames.pack(kind, said.encode()[:TOLD].ljust(RECORD), (), number=self._sent)
         try:
             if not self._left:
-                if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # by which it may be full
+                with suppress(
+                    AttributeError, OSError
+                ):  # on Linux and macOS, it may be full by this
                     self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1 << 30)
                 self.sock.send(head)
             self.sock.shutdown(socket.SHUT_WR)
@@ -338,9 +340,8 @@ class Lines:
             mine = self.by_peer[line.peer]
             late = (line.left or line.failed) and monotonic() - line.ended > GRACE
             if late and not any(other.due for other in mine):
-                if line.failed:
-                    return line.lost(line.failed)
-                if (why := line.why_ended()) and why.relayed:
+                why = line.lost(line.failed) if line.failed else line.why_ended()
+                if why and (line.failed or why.relayed):
                     return why
         return None
 
