@@ -1,7 +1,9 @@
-"""The same round trip by torch RPC and by gRPC: a vector comes, and one of the same bytes goes.
+"""The same round trip by torch RPC, by gRPC, and by a bare socket: a vector comes, and one of the
+same bytes goes.
 
 Each server is a process of its own on this host, over 127.0.0.1, and adds what is pushed to its
-vector, as the parameter server does.
+vector, as the parameter server does. The bare socket is the limit: one thread at each end that does
+nothing else, no frames, no checksums, one worker.
 """
 
 import multiprocessing
@@ -113,4 +115,43 @@ def by_grpc(elements: int, times: int) -> float:
     return found
 
 
-PEERS = {"torch RPC": torch_rpc, "gRPC": by_grpc}
+# -- a bare socket -------------------------------------------------------------------
+
+
+def _bare_server(pipe: Connection, elements: int) -> None:
+    torch.set_num_threads(1)
+    gradient = torch.ones(elements)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        pipe.send(door.getsockname())
+        sock, _ = door.accept()
+    with sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while _filled(sock, gradient):
+            sock.sendall(add_and_get(gradient).numpy().data.cast("B"))
+
+
+def _filled(sock: socket.socket, vector: torch.Tensor) -> bool:
+    """Receives a vector; whether one has come."""
+    room = vector.numpy().data.cast("B")
+    return sock.recv_into(room, room.nbytes, socket.MSG_WAITALL) == room.nbytes
+
+
+def by_socket(elements: int, times: int) -> float:
+    """Seconds of a round trip of a bare socket."""
+    context, (ours, theirs) = multiprocessing.get_context("spawn"), multiprocessing.Pipe()
+    server = context.Process(target=_bare_server, args=(theirs, elements))
+    server.start()
+    gradient, weights = torch.ones(elements), torch.zeros(elements)
+    with socket.create_connection(ours.recv()) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def trip() -> None:
+            sock.sendall(gradient.numpy().data.cast("B"))
+            assert _filled(sock, weights)
+
+        found = timed(trip, times)
+    server.join()
+    return found
+
+
+PEERS = {"torch RPC": torch_rpc, "gRPC": by_grpc, "a bare socket": by_socket}

@@ -17,8 +17,12 @@ may compute for any time. Time in which this process was itself suspended does n
 Who is told so ends its connections, perhaps in the middle of a frame, where it cannot say why. So a
 rank whose peer has ended a connection asks for a check at once (`cause`) before it names that peer.
 Rank 0, or its launcher, keeps the store: its thread stays until all others have read who was lost.
+
+A request of a store whose process is stopped never ends. So a second thread looks whether the first
+one still beats; where it does not, and rank 0 keeps the store, rank 0 is lost.
 """
 
+from collections.abc import Container
 from contextlib import suppress
 from threading import Condition, Thread, main_thread
 from time import sleep
@@ -27,7 +31,7 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
-from howdah.comm.heartbeat import ease
+from howdah.comm.heartbeat import ease, hang_up
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 
@@ -46,12 +50,22 @@ class Loser(Protocol):
 
 
 class Pulse:
-    """The thread that reports this rank as alive, and watches the next rank.
+    """The threads that report this rank as alive, and watch the next rank and the store.
 
     store  a separate connection: on a shared one it would wait for the requests of other threads
+    links  the names of its sockets
+    kept   whether rank 0 keeps the store, and no launcher
     """
 
-    def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        size: int,
+        links: Container[str] = (),
+        kept: bool = False,
+    ) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._next = (rank + 1) % size
         self._told: WeakSet[Loser] = WeakSet()
@@ -59,7 +73,9 @@ class Pulse:
         self._lost, self._eased = "", set[str]()
         self._turn, self._closed = Condition(), False
         self._asked = self._answered = 0  # checks that were asked for
+        self._links, self._kept, self._beats = links, kept, 0
         self._thread = Thread(target=self._beat, name="pulse")
+        self._second = Thread(target=self._look_after, name="pulse's pulse", daemon=True)
 
     def tell(self, loser: Loser) -> None:
         """Registers an object (by weak reference) whose `lose` is called on the pulse's thread
@@ -70,8 +86,9 @@ class Pulse:
             loser.lose(self._lost)
 
     def start(self) -> None:
-        """Starts the thread. It runs until `close`, a lost rank, or the end of the store."""
+        """Starts the threads. They run until `close`, a lost rank, or the end of the store."""
         self._thread.start()
+        self._second.start()
 
     def heed(self) -> None:
         """Raises PeerLost when a rank is lost: for waits that belong to no transport yet."""
@@ -109,39 +126,61 @@ class Pulse:
             f"rank {self._next} has not been heard of for {SILENT:g} s, as rank {self._rank} saw: "
             "it is stopped, or its machine is"
         )
-        self._lost = said
-        self._store.set("lost", said)
-        return said
+        # of two that are lost at once, all are told of the same one
+        self._lost = self._store.compare_set("lost", "", said).decode(errors="replace")
+        return self._lost
 
     def close(self) -> None:
-        """Ends the thread. The other ranks stop watching this rank."""
+        """Ends the threads. The other ranks stop watching this rank."""
         if self._thread.is_alive():
             with self._turn:
                 self._closed = True
                 self._turn.notify_all()
-            # a limit, because the link to the store may be down
+            # a limit, because the link to the store may be down, or who keeps it is stopped
             self._thread.join(STAYS if self._lost else EVERY)
+            if self._thread.is_alive():
+                hang_up(self._links)
 
     def _beat(self) -> None:
         try:
             # Not a daemon thread: Python must not exit while one runs code of torch.
             while (asked := self._wait()) >= 0 and main_thread().is_alive():
                 said = self.look()
+                self._beats += 1
                 self._answer(asked)
-                with suppress(OSError):  # no free descriptor
-                    self._eased = ease(self._eased)
                 if said:
-                    for loser in list(self._told):
-                        loser.lose(said)
+                    self._tell_all(said)
                     self._stay()
                     return
             self._store.add(f"pulse/{self._rank}", LEFT)
+            self._store.add("told", 1)  # it need not be told any more
         except RuntimeError:
             return  # the store has gone, and its machine or rank 0: closed links end waits
         finally:
             self._answer(LEFT)  # all that will ever ask
-            with suppress(OSError):
-                ease(self._eased, over=True)
+
+    def _tell_all(self, said: str) -> None:
+        for loser in list(self._told):
+            loser.lose(said)
+
+    def _look_after(self) -> None:
+        """Keeps limits off full connections, and looks whether the store still answers."""
+        beats, silence = self._beats, Patience(SILENT, every=EVERY)
+        while self._thread.is_alive() and silence.look():
+            with suppress(OSError):  # no free descriptor
+                self._eased = ease(self._eased)
+            self._thread.join(EVERY)
+            if beats != self._beats:
+                beats, silence = self._beats, Patience(SILENT, every=EVERY)
+        if self._thread.is_alive() and self._kept and not self._lost:
+            self._lost = (
+                f"rank 0, which keeps the store of the run, has not answered for {SILENT:g} s, as "
+                f"rank {self._rank} saw: it is stopped, or its machine is"
+            )
+            self._tell_all(self._lost)
+            hang_up(self._links)  # the other thread waits there
+        with suppress(OSError):
+            ease(self._eased, over=True)
 
     def _stay(self) -> None:
         """Counts who has been told. Rank 0 waits until all have but the one that is lost."""

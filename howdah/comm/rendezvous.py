@@ -33,7 +33,7 @@ from howdah.comm.chosen import algorithms_of, choosing, require_usable
 from howdah.comm.direct import Direct
 from howdah.comm.engine import connect_engine
 from howdah.comm.group import Group
-from howdah.comm.heartbeat import keep_alive
+from howdah.comm.heartbeat import keep_alive, open_sockets
 from howdah.comm.interface import LOOPBACK, address_of, is_loopback, leading_to
 from howdah.comm.joining import LOOK, Ranks, told_to_all
 from howdah.comm.meeting import CPU, Hello, Kind, Missing, meet, own_hello, part
@@ -144,8 +144,10 @@ def join_through(  # noqa: PLR0913
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
         device = torch.device("cuda", torch.cuda.current_device())
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
+    known = open_sockets()
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-    pulse = Pulse(own, rank=rank, size=size)
+    links = open_sockets().keys() - known.keys()
+    pulse = Pulse(own, rank=rank, size=size, links=links, kept=not settings.agent)
     keep_alive()  # also on the store's connections: its machine may fail while ranks meet
     connecting = _Connecting(
         *(transport, seconds, device, own, pulse),

@@ -10,6 +10,7 @@ read the environment. Only this module of the package reads it.
     HOWDAH_SECRET_FILE             the file of the run's secret (`secret.py`)
     MASTER_ADDR                    the machine that keeps the launcher's store
     WORLD_SIZE                     how many ranks the launcher has started
+    TORCHELASTIC_USE_AGENT_STORE   whether torchrun keeps the store itself
 """
 
 import os
@@ -38,6 +39,7 @@ class Settings:
     secret: Path | None = None
     head: str = ""
     world: int | None = None
+    agent: bool = False
 
 
 def read_settings() -> Settings:
@@ -55,7 +57,9 @@ def read_settings() -> Settings:
     head = os.environ.get("MASTER_ADDR", "")
     ranks = os.environ.get("WORLD_SIZE", "")
     world = int(ranks[:9]) if ranks.isdecimal() else None
-    return Settings(words, cache_folder(), restart, Path(secret) if secret else None, head, world)
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    file = Path(secret) if secret else None
+    return Settings(words, cache_folder(), restart, file, head, world, agent)
 
 
 def cache_folder() -> Path:

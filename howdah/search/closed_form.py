@@ -29,7 +29,7 @@ from howdah.plan.storage import WINDOW
 from howdah.search.home_form import Held, HomeForm
 from howdah.search.part_tables import Numbers, PartTables, Shape
 from howdah.search.space import HOMES, NAMES, Question, Rows, alike
-from howdah.sim.memory import width_of
+from howdah.sim.memory import BLOCKS, width_of
 from howdah.sim.profile import Profile
 
 SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute", "context")
@@ -155,6 +155,9 @@ class _Pipeline:
             self.part_seconds,
             self.unit / dense + self.expert_unit / experts,
             self.tied / dense,
+            self.counts @ self.tables.blocks > 0,
+            self.where,
+            self.kept,
         )
 
     def _wire(self) -> None:
@@ -332,7 +335,7 @@ class _Pipeline:
         return self.homes.update(update, element) if self.homes else update
 
     def _elsewhere(self, what: str) -> Numbers:
-        """Whether the home of optimizer, gradients or weights is not the device, by layout."""
+        """Whether the home of a kind of state is not the device, by layout."""
         return np.array([what in one for one in HOMES])[self.rows["home"]]
 
     def _own(self, shared: Numbers) -> Numbers:
@@ -373,13 +376,16 @@ class _Pipeline:
         largest = np.where(self.expert_shard > 1, whole, once[:, : len(self.unit)].max(1))
         window = np.where((zero >= 2) & cut, slots * largest, np.where(gradients, whole, 0))
         passes = passes + window * width.reduced
-        again = np.where(self.of_rank[:, :, None] > 0, self.again[None], 0).max(1)
+        block = self.tables.blocks[:, None] & self._elsewhere("activations")
+        again = self.again + BLOCKS * self.kept * block
+        again = np.where(self.of_rank[:, :, None] > 0, again[None], 0).max(1)
         return (held + passes + again + self._activations()).max(0)
 
     def _activations(self) -> Numbers:
         """Bytes of the micro-batches in flight on each rank."""
         blocks = (self.counts @ self.tables.blocks > 0)[:, None]
-        stage = _over_kinds(self.counts, self.kept) + blocks * self.once
+        here = ~(self.tables.blocks[:, None] & self._elsewhere("activations"))
+        stage = _over_kinds(self.counts, self.kept * here) + blocks * self.once
         rank = np.stack([stage[self.where == rank].sum(0) for rank in range(self.pp)])
         p, m, v = self.pp, self.micros, self.virtual
         index = np.arange(p)[:, None]

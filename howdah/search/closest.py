@@ -61,7 +61,8 @@ def _away(layout: Layout) -> Iterator[dict[str, object]]:
     if states_away(layout):
         return
     for home in filter(None, HOMES):
-        shared = {"zero": 3, "accumulate": None} if layout.replicas > 1 and len(home) > 1 else {}
+        cut = layout.replicas > 1 and "gradients" in home
+        shared = {"zero": 3, "accumulate": None} if cut else {}
         yield {**home, **shared}
         if layout.recompute != "full":
             yield {**home, **shared, "recompute": "full"}

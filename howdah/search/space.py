@@ -6,14 +6,14 @@
     states        zero0 to zero3, over all replicas or over groups that fill one, two, four … nodes
     micro-batch   powers of two up to a replica's part of the batch
     recompute     none, selective, full;  sp with and without, where there is tp
-    homes         of optimizer, gradients and weights: the device, the host, the disk; with zero
-                  over all replicas, where they can be run or --all asks for them
+    homes         of optimizer, gradients, weights and activations: the device, the host, the disk;
+                  those of states with zero over all replicas; where they can be run, or with --all
 
 Bounds cut a choice before its combinations with others are listed: a tp that does not divide the
 heads rules out all of its layouts at once. Every layout that is ruled out is counted by the reason.
 Recompute of the first blocks of each stage is listed later, where memory asks for it (`blocks`).
-Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), activations on the
-host or the disk (recomputation is tried), cuts of gradients other than the default of zero.
+Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), and cuts of
+gradients other than the default of zero.
 """
 
 from collections import Counter
@@ -59,10 +59,15 @@ CARRIED = ("tp", "dp", "cp", "context", "ep", "zero", "shard", "sp")  # who send
 HOMES: tuple[dict[str, Home], ...] = (  # of what is not on the device between uses, by number
     {},
     {"optimizer": "host"},
+    {"activations": "host"},
+    {"optimizer": "host", "activations": "host"},
     {"optimizer": "host", "gradients": "host"},
     {"optimizer": "host", "gradients": "host", "weights": "host"},
+    dict.fromkeys(("optimizer", "gradients", "weights", "activations"), "host"),
     {"optimizer": "disk"},
+    {"activations": "disk"},
     {"optimizer": "disk", "gradients": "disk", "weights": "disk"},
+    dict.fromkeys(("optimizer", "gradients", "weights", "activations"), "disk"),
 )
 Rows = NDArray[np.void]  # layouts: a record of COLUMNS each
 
@@ -311,7 +316,8 @@ def _states(question: Question, axes: _Axes) -> list[tuple[int, int, int]]:
     replicas, homes = axes.dp * axes.cp, question.homes
     if replicas == 1:
         return [(0, 0, home) for home in (0, *homes)]
-    pairs = [(zero, home) for zero in (1, 2, 3) for home in homes]
+    pairs = [(zero, home) for zero in (0, 1, 2, 3) for home in homes]
+    pairs = [(zero, home) for zero, home in pairs if zero or [*HOMES[home]] == ["activations"]]
     if not question.planned:
         two = (Layout(dp=2, zero=zero, **HOMES[n]) for zero, n in pairs)  # type: ignore[arg-type]
         pairs = [

@@ -249,7 +249,7 @@ transport = join(os.environ.get("CARRIER"), hosts=hosts)
 try:
     transport.barrier()
     print("going", flush=True)
-    if transport.rank == 1:
+    if transport.rank == int(os.environ.get("STOPS", "1")):
         sys.stdin.readline()
     transport.barrier()
 except PeerLost as error:
@@ -332,14 +332,21 @@ def test_a_link_that_goes_down_is_told_to_both_sides(network, tmp_path, case):
             process.communicate()
 
 
-def stop_the_second(ranks):
+SAID = {  # by who is stopped, what the other rank says
+    0: "rank 0, which keeps the store of the run, has not answered for 20 s, as rank 1 saw: it is",
+    1: "rank 1 has not been heard of for 20 s, as rank 0 saw: it is stopped",
+}
+
+
+def stop_one(ranks, stopped=1):
     """Stops one of two ranks, which the other must be told, and ends both."""
     try:
         assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
-        ranks[1].send_signal(signal.SIGSTOP)
-        said = next_line(ranks[0], 100)
-        assert said.startswith("rank 1 has not been heard of for 20 s, as rank 0 saw: it is stop")
-        assert ranks[0].wait(100) == 0
+        ranks[stopped].send_signal(signal.SIGSTOP)
+        other = ranks[1 - stopped]
+        said = next_line(other, 100)
+        assert said.startswith(SAID[stopped])
+        assert other.wait(100) == 0
     finally:
         for process in ranks:
             process.kill()
@@ -354,18 +361,22 @@ def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network, wire):
     """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
     where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "WIRE": wire}
     ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
-    stop_the_second(ranks)
+    stop_one(ranks)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
 @pytest.mark.parametrize("carrier", ["tcp", "torch"])
-def test_a_rank_that_is_stopped_is_told_on_one_machine_too(carrier):
-    """Without the engine, and without a launcher of ours, nothing else looks at it."""
+def test_a_rank_that_is_stopped_is_told_on_one_machine_too(carrier, stopped):
+    """Without the engine, and without a launcher of ours, nothing else looks at it. Rank 0 keeps
+    the store, in which the others would be told: each finds out for itself.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"} | {
-        "CARRIER": carrier
+        "CARRIER": carrier,
+        "STOPS": str(stopped),
     }
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", STOPPED]
@@ -373,4 +384,4 @@ def test_a_rank_that_is_stopped_is_told_on_one_machine_too(carrier):
         subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **streams)
         for rank in range(2)
     ]
-    stop_the_second(ranks)
+    stop_one(ranks, stopped)

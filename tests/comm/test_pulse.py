@@ -1,5 +1,7 @@
 """A rank of several machines that stops beating is named by the one that watches it."""
 
+from threading import Event
+
 import pytest
 import torch.distributed as dist
 
@@ -155,6 +157,41 @@ def test_rank_0_keeps_the_store_until_all_others_have_read_who_was_lost(monkeypa
     reads.start()
     for one in (reads, keeps):
         one._thread.join()
+
+
+def test_rank_0_does_not_stay_for_those_that_have_left(monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(pulse, "STAYS", 600)
+    keeps, leaves, _ = pulses(3)  # the third is the one that is stopped
+    leaves.start()
+    leaves.close()
+    keeps._store.set("lost", "rank 2 is stopped")
+    keeps.start()
+    keeps._thread.join()
+
+
+def test_of_two_that_are_lost_at_once_all_are_told_of_the_same_one():
+    first, _, second, _ = pulses(4)
+    said = first._say()
+    assert said.startswith("rank 1 has") and second._say() == second._lost == said
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_store_that_answers_no_more_is_that_of_a_stopped_rank_0(monkeypatch, kept):
+    """Or of a launcher: its ranks may go on."""
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(pulse, "SILENT", 0.05)
+    answers = Event()
+    monkeypatch.setattr(Pulse, "look", lambda self: answers.wait() and "")
+    monkeypatch.setattr(pulse, "hang_up", lambda names: answers.set())
+    one, told = Pulse(dist.HashStore(), rank=1, size=2, kept=kept), Told()
+    one.tell(told)
+    one.start()
+    one._second.join()
+    assert told.said.startswith("rank 0, which keeps the store of the run" if kept else "")
+    assert bool(told.said) is kept and answers.is_set() is kept
+    one.close()
+    one._thread.join()
 
 
 def test_a_store_that_has_gone_keeps_nobody_waiting(monkeypatch):

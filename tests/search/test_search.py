@@ -184,7 +184,7 @@ def test_as_few_blocks_are_recomputed_as_memory_asks_for():
 def test_states_on_the_host_are_found_where_nothing_else_fits():
     question = replace(small(layers=6, devices=2), planned=True)
     rows, _ = space(question)
-    assert set(rows["home"].tolist()) == {0, 1, 2, 3, 4, 5}
+    assert set(rows["home"].tolist()) == {*range(len(HOMES))}
     held = [simulated(question, row)[1] for row in rows[rows["home"] == 0]]
     tight = with_memory(question, min(held) * 0.8)
     assert search(replace(tight, planned=False)).best == ()
@@ -195,7 +195,29 @@ def test_states_on_the_host_are_found_where_nothing_else_fits():
     assert not search(bare).best
 
 
-@pytest.mark.parametrize(("bandwidth", "off"), [(63e9, 0.03), (2e9, 0.15)])
+def test_activations_leave_the_device_where_that_is_faster_than_to_compute_them_again():
+    """One card, whose states leave little room: beside a link that hides them, all activations are
+    kept on the host; beside a slow one blocks are recomputed.
+    """
+    question = replace(small(layers=8, devices=1), micro_batch=4, planned=True)
+    rows, _ = space(question)
+    held = {
+        layout_of(row).recompute: simulated(question, row)[1] for row in rows[rows["home"] == 0]
+    }
+    tight = with_memory(question, (held["none"] + held["full"]) / 2)
+    found = {}
+    for bandwidth in (1e12, 1e8):
+        host = tight.cluster.host
+        host = replace(host, link=replace(host.link, bandwidth=bandwidth))
+        asked = replace(tight, cluster=replace(tight.cluster, host=host))
+        best = search(asked).best[0]
+        found[bandwidth] = best.plan.layout
+        assert best.peak <= room(tight.cluster)
+    assert found[1e12].activations == "host" and found[1e12].recompute != "full"
+    assert (found[1e8].activations, found[1e8].recompute) == ("device", "full")
+
+
+@pytest.mark.parametrize(("bandwidth", "off"), [(63e9, 0.04), (2e9, 0.2)])
 def test_what_other_homes_take_and_save_is_what_the_simulation_says(bandwidth, off):
     """Where moves hide behind computation, and where a step waits for them. Memory is beside the
     same layout with its states on the device, which is counted by the same tables.
@@ -217,7 +239,7 @@ def test_what_other_homes_take_and_save_is_what_the_simulation_says(bandwidth, o
             time, held = simulated(question, rows[index])
             held -= base[1]
             assert closed.seconds[index] == pytest.approx(time, rel=off), layout_of(rows[index])
-            if HOMES[home].keys() <= {"optimizer"}:  # others leave a window on the device
+            if HOMES[home].keys() <= {"optimizer", "activations"}:  # others leave a window there
                 saved = closed.memory[index] - closed.memory[one[0]]
                 assert saved == pytest.approx(held, rel=0.02), layout_of(rows[index])
     assert len(compared) >= 8
