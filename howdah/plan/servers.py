@@ -138,8 +138,8 @@ def _sync_problems(layout: Layout, method: Method, sync: Sync) -> Iterator[str]:
         yield f"method.sync.kind={sync.kind} needs parameter servers; add server1"
     if layout.update == "workers":
         yield (
-            f"under method.sync.kind={sync.kind} servers update when gradients arrive, and "
-            "update=workers awaits those of all workers; drop update=workers, or method.sync for a "
+            f"under method.sync servers always update (kind={sync.kind}), and with update=workers "
+            "they only add; drop update=workers, or method.sync for a "
             f"layout such as dp{max(sync.workers, 2)} server{layout.server} update=workers"
         )
     if layout.dp != 1:

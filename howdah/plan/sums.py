@@ -133,6 +133,8 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
         for buffer in buffers:
             listed.over_tp(stage, buffer, plan)
         buckets = _buckets(plan, buffers)
+        if plan.method.sync:  # servers take chunks: to wait for others would gain nothing
+            buckets = [[buffer] for buffer in buffers]
         if plan.layout.server:
             for bucket in buckets:
                 listed.to_servers(stage, bucket, plan)

@@ -84,6 +84,13 @@ def _servers(plan: Plan) -> Iterator[str]:
             f"each server moves {workers / servers:.3g} times what a worker does: on links of one "
             f"speed dp{workers} alone is faster, and server{least} the first that is faster still"
         )
+        if sync and servers < workers:
+            sizes = best_shares(workers, servers)
+            yield (
+                f"with a server on each of {workers} workers' machines too, every link is busy: "
+                f"server{servers + workers} and comm.server_shares={sizes}, those that are alone "
+                "first"
+            )
 
 
 def _memory(cluster: Cluster | None) -> Iterator[str]:

@@ -4,9 +4,10 @@
     each worker   one thread reads its frames and works at the desk, one sends from its outbox
 
 The desk has one lock. A worker that reads slowly, or sends half a frame and no more, keeps its own
-two threads busy and nobody else's. A frame that is damaged, cut, too long, or comes twice, and a
-message that no sound worker sends, end its connection and are counted. A worker whose connection
-has ended has `grace` seconds to come back with its incarnation; then its place is free.
+two threads busy and nobody else's. A frame that is damaged, too long, or comes twice, and a message
+that no sound worker sends, end its connection and are counted; one that is cut ends it. A worker
+whose connection has ended has `grace` seconds to come back with its incarnation; then its place is
+free.
 
 A host with replicas keeps back what it posts until they have done what led to it (`chain.py`).
 """

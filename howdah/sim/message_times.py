@@ -27,7 +27,7 @@ from howdah.plan.gathers import Gather, gathers
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.quantised import hops
-from howdah.plan.servers import largest_share
+from howdah.plan.servers import chain_of, largest_share
 from howdah.plan.sharding import shard_axes
 from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
 from howdah.shapes.weights import FROZEN
@@ -60,7 +60,7 @@ class MessageTimes:
         width, seconds, direct = self._plan.sent_gradient_bytes, 0.0, list[int]()
         if row.op == "push":
             ways = 1 if self._plan.layout.servers_update else 2
-            return ways * self._served(row.messages, width)
+            return ways * self._served(row.messages, width, copies=self._copies())
         if row.hops:
             return self._hopped(row)
         rows, dense = expected_rows(self._plan, row.ranks[0]) if row.row else (0, 1)
@@ -139,15 +139,22 @@ class MessageTimes:
         found = path(self.cluster, np.arange(world)[None])
         return 2 * found.messages * found.link.latency
 
-    def _served(self, messages: Sequence[int], width: int) -> float:
+    def _copies(self) -> int:
+        """How often a push goes over the network: to its server, and on to its replicas."""
+        sync, servers = self._plan.method.sync, self._plan.layout.server
+        return len(chain_of(0, servers, sync.replicas)) if sync else 1
+
+    def _served(self, messages: Sequence[int], width: int, copies: int = 1) -> float:
         """Seconds in which workers push gradients, or pull weights, of so many elements each: those
         of the busier end, a worker with all of them or a server with its range for every worker.
         Under `method.sync` the layout is of one worker, and all are taken to push at the same time.
+
+        copies  how often each message comes to a server
         """
         layout, sync = self._plan.layout, self._plan.method.sync
         bandwidth, latency = self._path("dp", range(layout.world), "all")
         workers = layout.workers * (sync.workers if sync else 1)
-        busier = max(1.0, workers * largest_share(layout, self._plan.comm))
+        busier = max(1.0, copies * workers * largest_share(layout, self._plan.comm))
         return sum(messages) * width * busier / bandwidth + len(messages) * latency
 
     def _chosen(self, label: str, *calls: Collective) -> float | None:

@@ -58,6 +58,7 @@ def member_hello(job: Job, corpus: Corpus) -> Said:
         "model": sum_of(job.shape),
         "method": sum_of((job.method, job.init_from is None)),
         "layout": str(job.layout),
+        "comm.server_shares": list(job.plan.comm.server_shares),
         "batch": sum_of((job.batch, job.plan.sequence)),
         "number of steps": job.train.steps,
         "train.save_every": job.train.save_every,
@@ -162,6 +163,7 @@ class Gathering:
         self._waiting: list[Joined] = []  # workers, until the servers are there
         self._lines: list[Line] = []
         self._count = count(1)
+        self._came: set[int] = set()  # places that somebody has had
         self._samples = self._samples_at(step)
 
     def _samples_at(self, step: int) -> int:
@@ -293,7 +295,10 @@ class Gathering:
                 "others": way.others,
             }
         )
-        self._say(f"worker {one.number} has joined: {len(crew.members) - len(crew.servers)} there")
+        self._came.add(one.number)
+        there, kind = len(crew.members) - len(crew.servers), sync_of(self._job).kind
+        waits = "" if kind == "asp" or len(self._came) == workers else f", {kind} awaits {workers}"
+        self._say(f"worker {one.number} has joined: {there} there{waits}")
 
     # -- what they say
 

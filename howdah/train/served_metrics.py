@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 Reports = Mapping[int, Mapping[str, Any]]
+COUNTS = ("pushes", "pulls", "repeated", "refused", "strangers", "missed")  # since the start
 SLOWER = 1.5  # times the others' median, from which on a worker is called a straggler
 
 
@@ -80,6 +81,6 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
         found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
     for said in row["servers"]:
         of = f"served/server {said['server']}"
-        which = (*rates, "waiting", *waits)
+        which = (*rates, "waiting", *waits, *COUNTS)
         found |= {f"{of} {name}": float(said[name]) for name in which if name in said}
     return found

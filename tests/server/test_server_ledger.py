@@ -22,7 +22,9 @@ from howdah.base.errors import UserError
 from howdah.plan.method import Sync
 from howdah.server.clocks import Clocks, Round, Update
 from howdah.server.desk import Desk
+from howdah.server.host import Guest, Host
 from howdah.server.ledger import read_ledger, replay, twice
+from howdah.server.messages import WEIGHTS, Fields, fields_of
 from howdah.server.shard import Shard, Term
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
@@ -33,6 +35,24 @@ def test_bsp_is_all_reduce_training_whatever_the_order_of_arrival(name):
     for seed in range(2):
         desks = run_in_turns(Sync("bsp", workers=3), 2, seed, name=name)
         assert apart(weights_of([desk.shard for desk in desks]), plain(3, name)) < 1e-10
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_pulls_that_wait_are_answered_the_most_urgent_first(fifo):
+    """Under fifo as they came. So do the letters that wait on one connection."""
+    (shard,) = shards_of(Sync("bsp", workers=1), 1)
+    desk = Desk(Clocks(Sync("bsp", workers=1), len(shard.chunks)), shard, fifo=fifo)
+    desk.join(0)
+    keys = [2, 0, 1]
+    for key in keys:
+        desk.pull(0, 1, clock=0, key=key)
+    assert [one.key for one in desk.answers()] == (keys if fifo else sorted(keys))
+    host = Host(desk, None, {}, dtype=torch.float64)
+    guest = Guest(None, 0, 0, fifo=fifo)
+    for key in keys:
+        host._post(guest, WEIGHTS, Fields(0, key), torch.zeros(2048))
+    left = [fields_of(one.fields).key for _ in keys for one in guest.outbox.take()]
+    assert left == (keys if fifo else sorted(keys))
 
 
 def test_ssp_with_bound_0_is_bsp():

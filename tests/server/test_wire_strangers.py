@@ -121,6 +121,7 @@ def test_what_no_sound_worker_sends_ends_its_connection_alone(kind):
         assert ends(frames)
         work(there, 0)
         assert set(there.desks[0].clocks.versions) == {STEPS} and there.hosts[0].why
+        assert there.hosts[0].counts["refused"] == 1
         frames.close()
 
 
@@ -134,6 +135,7 @@ def test_a_frame_that_comes_twice_is_refused():
         kept.sendall(b"".join(sent))
         assert ends(frames)
         assert "again, or late" in there.hosts[0].why
+        assert there.hosts[0].counts["refused"] == 1
         kept.close()
 
 
@@ -156,9 +158,12 @@ def test_a_worker_that_sends_half_a_frame_and_one_that_reads_nothing_hold_nobody
         half = raw(there, place=2)
         half.sock.sendall(b"hwd1")
         deaf = raw(there, place=3)
-        for key in range(len(there.desks[0].shard.chunks)):
-            deaf.send(PULL, Fields(0, key).packed)
+        size = sum(chunk.length * 8 for chunk in there.desks[0].shard.chunks)
+        for _ in range((32 << 20) // size):  # more than the kernel takes
+            for key in range(len(there.desks[0].shard.chunks)):
+                deaf.send(PULL, Fields(0, key).packed)
         all_work(there, 2)
+        assert there.hosts[0].queued > 0, "the deaf one's weights still wait"
         assert [m.clock for p, m in sorted(there.desks[0].clocks.members.items())][:2] == [
             STEPS
         ] * 2
@@ -246,4 +251,4 @@ def test_a_live_server_outlives_fuzzed_frames():
         assert host.strangers == FRAMES / 500
         clocks = there.desks[0].clocks
         assert [clocks.members[place].clock for place in (0, 1)] == [STEPS, STEPS]
-        assert twice(there.desks[0].ledger) == [] and host.counts["refused"] > FRAMES / 100
+        assert twice(there.desks[0].ledger) == [] and host.counts["refused"] > FRAMES / 4

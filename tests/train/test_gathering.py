@@ -148,20 +148,42 @@ def test_members_that_differ_are_told_in_what(make_job):
     hello = member_hello(job, corpus_of(job))
     with gathering(job) as (run, address):
         thread = serving_in_a_thread(run)
-        for name, value, words in (
-            ("version of howdah", "0.0", r"version of howdah of this worker.*\(0\.0, and here"),
-            ("model", 1, "the model of this worker is not that of the run: start it with the"),
-            ("text", 2, "the text of this worker"),
-            ("train.save_every", 7, "the train.save_every of this worker"),
-        ):
-            told = refusal(job, {**hello, name: value}, address)
+        for name in hello:
+            told = refusal(job, {**hello, name: "0.0"}, address)
+            words = rf"the {name} of this worker is not that of the run.*: start it with the"
             assert re.search(words, told), told
+            assert ("(0.0, and here" in told) == (name in ("version of howdah", "run", "layout"))
         crew = run._crew
         crew.arranged, crew.way = True, lambda secret: None
         crew.steps[0] = {"step": job.train.steps}
         assert "all 1 places of workers are taken, or have done" in refusal(job, hello, address)
         run._request.signal = signal.SIGTERM
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("run", "name=other"),
+        ("model", "model.layers=1"),
+        ("method", "method.lr.peak=0.5"),
+        ("layout", "layout=server1"),
+        ("comm.server_shares", "comm.server_shares=[2, 1]"),
+        ("batch", "batch.global_batch=3"),
+        ("number of steps", "train.steps=77"),
+        ("train.save_every", "train.save_every=5"),
+        ("seed", "seed=77"),
+    ],
+)
+def test_members_are_compared_in_all_that_changes_what_they_do(make_job, name, key):
+    kept = {"name": "run"}
+    job, other = (
+        make_job("all", *SERVED, 'method.sync={kind = "asp", workers = 1}', *more)
+        for more in ((), (key,))
+    )
+    corpus = corpus_of(job)
+    one, two = (member_hello(each, corpus) for each in (job, other))
+    assert [at for at in one if one[at] != two[at]] == [name], kept
 
 
 def test_who_has_another_secret_or_sends_what_is_none_hears_nothing_and_holds_nobody_up(

@@ -27,11 +27,12 @@ def commands(recipe, tmp_path, *changes):
     env = {**os.environ, "HOWDAH_SECRET_FILE": str(secret), "OMP_NUM_THREADS": "1"}
     started = []
 
-    def start(name, role, *words):
+    def start(name, role, *words, secret=True):
         command = [sys.executable, "-m", "howdah", role, str(recipe), *changes, *words]
         folder = f"folder={tmp_path / name}"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen([*command, folder], env=env, **pipes))
+        given = env if secret else {k: v for k, v in env.items() if k != "HOWDAH_SECRET_FILE"}
+        started.append(subprocess.Popen([*command, folder], env=given, **pipes))
         return started[-1]
 
     try:
@@ -92,11 +93,15 @@ def test_commands_that_join_survive_a_killed_worker_and_a_killed_server(recipe, 
 
 
 def test_what_cannot_be_joined_is_told(recipe, tmp_path):
+    alone = ("--join", "127.0.0.1:1", *SERVED, BSP)
     with commands(recipe, tmp_path) as start:
         wrong = [
             (start("a", "worker", "--join", "node1", *SERVED, BSP), "--join is 'node1', and an"),
             (start("b", "worker", "--join", "node1:1", *SERVED), "this one has no method.sync"),
             (start("c", "server"), "--join HOST:PORT says where howdah train --listen runs"),
+            (start("d", "worker", *alone, secret=False), "machines join by a secret: write it on"),
+            (start("e", "server", *alone, secret=False), "machines join by a secret: write it on"),
+            (start("f", "train", "--listen", *alone[1:], secret=False), "join by a secret: write"),
         ]
         for process, words in wrong:
             said, _ = process.communicate()

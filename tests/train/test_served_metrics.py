@@ -1,7 +1,9 @@
 """What is observed of a run with servers, from the reports of its workers and servers."""
 
 import pytest
+from small_serving import serving_here
 
+from howdah.train import served, served_worker, serving
 from howdah.train.served_metrics import histograms_of, measured, scalars_of
 from howdah.train.tensorboard import Board
 
@@ -36,6 +38,35 @@ def test_boards_have_a_value_for_each_worker_and_server():
     assert found["loss_metrics/global_avg_loss"] == pytest.approx(1.5)
     assert found["served/worker 1 waited"] == 0.5 and found["served/server 0 queue"] == 4
     assert "served/server 1 queue" not in found  # it has not said it
+    assert found["served/server 1 missed"] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["bsp", "asp"])
+def test_a_server_counts_what_it_was_pushed_and_asked_for(make_job, kind, monkeypatch):
+    """And a rate is what was counted, over the time since it was looked at last."""
+    clock = [100.0]
+    monkeypatch.setattr(served, "perf_counter", lambda: clock[0])
+    job = make_job(
+        *("counted", "layout=server2", "method.grad_clip=0.0", "train.steps=3"),
+        *(f'method.sync={{kind = "{kind}", workers = 1}}', "train.save_every=0"),
+    )
+    corpus = serving.corpus_of(job)
+    with serving_here(job) as (servers, way):
+        start = serving.start_of(job, -1, corpus)
+        served_worker.work(job, 0, way, start=start, corpus=corpus, tell=lambda said: None)
+        clock[0] += 2.0
+        found = [one.numbers() for one in servers]
+        later = servers[0].numbers()
+    width = job.plan.master_bytes
+    for server, told in zip(servers, found, strict=True):
+        chunks = server.desk.shard.chunks
+        size = sum(chunk.length for chunk in chunks) * width
+        assert (told["pushes"], told["pulls"]) == (3 * len(chunks), 3 * len(chunks))
+        assert (told["push_rate"], told["pull_rate"]) == (3 * size / 2, 3 * size / 2)
+        assert told["stale"] == {0: 3 * len(chunks)} if kind == "bsp" else sum(told["stale"].values())
+        assert told["queue"] >= 1 and told["queued"] == told["waiting"] == 0
+        assert told["updates"] == {0: 3 * len(chunks)} and told["clocks"] == {0: 3}
+    assert (later["push_rate"], later["pushes"]) == (0.0, found[0]["pushes"])
 
 
 def test_what_waits_now_is_the_most_of_all_ends():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_serving import serving_here
 from typer.testing import CliRunner
 
 from howdah.base.errors import UserError
@@ -10,12 +11,15 @@ from howdah.cli.commands import app
 from howdah.comm.meeting import this_machine
 from howdah.config.recipe import load_run, save_run
 from howdah.draw.served_trace import report, to_perfetto
+from howdah.model.embedding import _Lookup
 from howdah.plan.recording import Call, RankTrace, Span, StepTrace
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.plan.trace_file import FOLDER, read_members, write_trace
+from howdah.server.client import Client
 from howdah.server.moments import Message, Moments
-from howdah.train import serving
+from howdah.server.pulled import Pulled
+from howdah.train import served_worker, serving
 from howdah.train.served import chunks_for
 from howdah.train.served_trace import served, writer
 
@@ -24,6 +28,58 @@ SERVED = (
     *("layout=server2 x2", "method.grad_clip=0.0", "batch.global_batch=2", "batch.micro_batch=1"),
     *(SYNC, "train.steps=3", "train.save_every=2", "train.evaluate_samples=2"),
 )
+
+
+def test_no_barrier_is_between_steps_and_pushes_leave_while_gradients_are_computed(
+    make_job, monkeypatch
+):
+    """The forward pass begins before the last units' weights have come, and the first units of the
+    backward pass are pushed before the last are computed.
+    """
+    job, events = make_job("ahead", *SERVED), []
+    push, pull, wait = Client.push, Client.pull, Pulled.result
+    ahead, back = _Lookup.forward, _Lookup.backward
+
+    def pushed(client, unit):
+        events.append(("push", unit))
+        return push(client, unit)
+
+    def pulled(client, unit):
+        events.append(("pull", unit))
+        return pull(client, unit)
+
+    def waited(handle):
+        events.append(("wait", handle._unit))
+        return wait(handle)
+
+    def forward(*given):
+        events.append(("forward", "embedding"))
+        return ahead(*given)
+
+    def backward(*given):
+        events.append(("backward", "embedding"))
+        return back(*given)
+
+    monkeypatch.setattr(Client, "push", pushed)
+    monkeypatch.setattr(Client, "pull", pulled)
+    monkeypatch.setattr(Pulled, "result", waited)
+    monkeypatch.setattr(_Lookup, "forward", staticmethod(forward))
+    monkeypatch.setattr(_Lookup, "backward", staticmethod(backward))
+    corpus = serving.corpus_of(job)
+    with serving_here(job) as (_, way):
+        start = serving.start_of(job, -1, corpus)
+        given = {"start": start, "corpus": corpus, "tell": events.append}
+        served_worker.work(job, 0, way, **given)
+    steps = [n for n, one in enumerate(events) if isinstance(one, dict)]
+    last = events[steps[0] + 1 : steps[1]]  # the second step
+    units = [unit for what, unit in last if what == "pull"]
+    assert len(units) >= 4
+    first = last.index(("forward", "embedding"))
+    end = len(last) - 1 - last[::-1].index(("backward", "embedding"))  # of two micro-batches
+    waits = [unit for what, unit in last[:first] if what == "wait"]
+    assert waits == units[: len(waits)] and len(waits) <= 2, "no more than the first units"
+    early = [unit for what, unit in last[:end] if what == "push"]
+    assert early == [*reversed(units)][:-1]
 
 
 def test_a_unit_is_pushed_from_its_first_chunk_to_its_last():
