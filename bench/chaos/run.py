@@ -112,11 +112,18 @@ def served_table(rows: list[Row]) -> list[str]:
     lines += ["| run | steps | killed: workers, servers | applied | lost | twice | loss, alone |"]
     lines += ["|---" * 7 + "|"]
     for row in runs:
-        killed, losses = f"{row['workers']}, {row['servers']}", f"{row['loss']:.4f}, {row['alone']:.4f}"
+        killed, losses = (
+            f"{row['workers']}, {row['servers']}",
+            f"{row['loss']:.4f}, {row['alone']:.4f}",
+        )
         what = row["seed"], row["steps"], killed, row["applied"], row["lost"], row["twice"], losses
         lines.append(f"| {' | '.join(map(str, what))} |")
     fine = "as it must be" if came["survived"] else "not as it must be"
-    return [*lines, "", f"The mean loss is {came['apart']:+.2%} of that of runs left alone: {fine}."]
+    return [
+        *lines,
+        "",
+        f"The mean loss is {came['apart']:+.2%} of that of runs left alone: {fine}.",
+    ]
 
 
 def fuzz_table(rows: list[Row]) -> list[str]:

@@ -311,7 +311,7 @@ class Host:
             if kind == TRADE:
                 self._pull(guest, said._replace(clock=clock + 1))
         elif kind == BYE:
-            del self._guests[guest.seat]
+            self._forget(guest.seat)
             if guest.rank == 0:  # when all of its ranks have pushed everything
                 self.counts["finished"] += 1
                 self.desk.leave(*mine, finished=True)
@@ -352,9 +352,13 @@ class Host:
         for seat in there:
             self._lost.pop(seat, None)
             if (guest := self._guests.get(seat)) and guest is not but:
-                del self._guests[seat]
+                self._forget(seat)
                 guest.outbox.close()
         return bool(there)
+
+    def _forget(self, seat: tuple[int, int]) -> None:
+        """Forgets who has a seat, but not how many letters have waited for it."""
+        self._deepest = max(self._deepest, self._guests.pop(seat).outbox.deepest)
 
     def _deliver(self) -> None:
         for answer in self.desk.answers():
@@ -382,7 +386,7 @@ class Host:
             self.why = why
             if self._guests.get(guest.seat) is guest:
                 self._moments.forget(f"worker {guest.place}")
-                del self._guests[guest.seat]
+                self._forget(guest.seat)
                 self._lost[guest.seat] = guest.incarnation, monotonic()
                 self.desk.hang_up(*guest.seat)
 

@@ -134,13 +134,11 @@ def test_a_plan_says_how_many_servers_pay_off(layout, note):
 def test_a_push_to_a_server_with_replicas_goes_over_the_network_as_often():
     """So that the servers, not the workers, are waited for earlier."""
     cluster, seconds = load_cluster("h100x16"), []
-    for replicas in (0, 1, 9):
+    for replicas in (0, 1, 3):
         method = Method(sync=Sync("asp", workers=2, replicas=replicas), grad_clip=0.0)
         plan = plan_of("server4", method)
         seconds.append(MessageTimes(plan, cluster).of_sum(sums_of(plan, rank=0)[0]))
-    sent = [one - seconds[0] / 2 for one in seconds]
-    assert seconds[0] == seconds[1] < seconds[2], "half a message a server, one, and all four twice"
-    assert sent[0] > 0
+    assert seconds[0] == seconds[1] < seconds[2], "half of a worker's, as much, and twice as much"
 
 
 def test_a_plan_says_how_few_servers_pay_off_where_others_stand_with_the_workers():

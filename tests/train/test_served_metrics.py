@@ -63,7 +63,9 @@ def test_a_server_counts_what_it_was_pushed_and_asked_for(make_job, kind, monkey
         size = sum(chunk.length for chunk in chunks) * width
         assert (told["pushes"], told["pulls"]) == (3 * len(chunks), 3 * len(chunks))
         assert (told["push_rate"], told["pull_rate"]) == (3 * size / 2, 3 * size / 2)
-        assert told["stale"] == {0: 3 * len(chunks)} if kind == "bsp" else sum(told["stale"].values())
+        assert (
+            told["stale"] == {0: 3 * len(chunks)} if kind == "bsp" else sum(told["stale"].values())
+        )
         assert told["queue"] >= 1 and told["queued"] == told["waiting"] == 0
         assert told["updates"] == {0: 3 * len(chunks)} and told["clocks"] == {0: 3}
     assert (later["push_rate"], later["pushes"]) == (0.0, found[0]["pushes"])
