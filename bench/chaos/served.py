@@ -2,6 +2,7 @@
 
     python bench/chaos/served.py --write               three runs of ten minutes of kills each, and
                                                        as many steps in peace; served.json
+    python bench/chaos/served.py --write --seed 2    one of them, beside what was written
     python bench/chaos/served.py --minutes 1 --runs 1  shorter; without --write nothing is written
     python bench/chaos/served.py --tiny                a few kills in 100 steps
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -182,25 +184,41 @@ def verdict(rows: list[Row]) -> Row:
     return {"kind": "all", "apart": apart, "survived": sound and abs(apart) <= WITHIN}
 
 
+def write(rows: list[Row], *, beside: bool) -> Row:
+    """Writes served.json; the verdict of all that is in it.
+
+    beside  what other calls have written stays, but for runs of the same seeds
+    """
+    with (HERE / "served.json").open("a+") as file:
+        flock(file, LOCK_EX)
+        file.seek(0)
+        before = json.loads(file.read() or "[]") if beside else []
+        seeds = {row["seed"] for row in rows}
+        kept = [row for row in before if row["kind"] == "served" and row["seed"] not in seeds]
+        every = sorted([*kept, *rows], key=lambda row: row["seed"])
+        file.truncate(0)
+        file.write(json.dumps([*every, came := verdict(every)], indent=1) + "\n")
+    return came
+
+
 def main() -> None:
     """Runs, prints and writes."""
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--tiny", action="store_true", help="one short run")
     words.add_argument("--minutes", type=float, default=10.0, help="of kills in each run")
     words.add_argument("--runs", type=int, default=3)
+    words.add_argument("--seed", type=int, default=0, help="one run, beside those in served.json")
     words.add_argument("--write", action="store_true", help="served.json, after each run")
     given = words.parse_args()
     how: Row = {"seconds": 60 * given.minutes, "steps": LEG, "pause": PAUSE}
     if given.tiny:
         given.runs, how = 1, {"seconds": 0.0, "steps": 100, "pause": (1.0, 2.0)}
-    rows = []
-    for seed in range(1, given.runs + 1):
+    rows = list[Row]()
+    for seed in [given.seed] if given.seed else range(1, given.runs + 1):
         with tempfile.TemporaryDirectory(prefix="served-", dir="/var/tmp") as folder:
             rows.append(one_run(Path(folder), seed, **how))
         print(json.dumps(rows[-1]), flush=True)
-        came = verdict(rows)
-        if given.write:
-            (HERE / "served.json").write_text(json.dumps([*rows, came], indent=1) + "\n")
+        came = write(rows, beside=bool(given.seed)) if given.write else verdict(rows)
     print(json.dumps(came), flush=True)
     sys.exit(0 if came["survived"] or given.tiny else 1)
 

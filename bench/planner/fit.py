@@ -106,11 +106,20 @@ def remember(module: Any, name: str) -> None:
     setattr(module, name, kept)
 
 
-def speed_up() -> None:
+def speed_up() -> Callable[[], None]:
+    """Remembers what does not depend on the profile, of plans that live as long; what undoes it."""
+    modules = (step_module, parts_module, clock_module)
+    before = [(module, {**vars(module)}) for module in modules]
     for name in ("sums_of", "local_buffers", "program_of", "exchanges"):
         remember(step_module, name)
     remember(parts_module, "local_of")
     remember(clock_module, "events_of")
+
+    def undo() -> None:
+        for module, names in before:
+            vars(module).update(names)
+
+    return undo
 
 
 def rows_to_fit(path: Path, only: str = "generic") -> list[Answer]:

@@ -5,45 +5,59 @@
 Writes left_out.json and left_out.md beside itself, after each publisher: a run that was stopped
 goes on where it was. `--anew` begins again.
 
-A profile is fitted again without the publisher's rows, and without rows of the same configurations.
-A framework of which no other publisher has runs is predicted by the profile that its own is like,
-as far as others have runs of that, and else by the generic one, fitted to runs of all frameworks.
-Each source counts as much as every other.
+A profile is fitted again without the publisher's rows, and without rows of the same configurations,
+to some rows of each source (`fit.py`). It predicts all rows of the publisher. One that is refused
+counts as 100 %, as in `run.py`; M1, the order inside sweeps and the constant are those of `run.py`,
+too. A framework of which no other publisher has runs is predicted by the profile that its own is
+like, as far as others have runs of that, and else by the generic one, fitted to runs of all
+frameworks. Each source counts as much as every other.
 
 The interval of a publisher is what holds four fifths of the others' errors; `plan` prints that of
 all publishers. How many of the publisher's own runs it holds says whether it can be believed.
 
-Kinds of devices (profiles/devices.toml) are not fitted again: their values come from other data.
+Kinds of devices (profiles/devices.toml) are not fitted again: their values come from other data,
+some of it micro-benchmarks of publishers that are left out here.
 """
 
 import argparse
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from fit import beginning, fitted, rows_of, rows_to_fit, speed_up
+from run import OVER, in_order
 
 from howdah.base.errors import UserError
 from howdah.sim.profile import Profile, family_of, profile_of
 from howdah.validation.folds import configuration, publisher_of
-from howdah.validation.judging import seconds_of
-from howdah.validation.plans import Answer
+from howdah.validation.judging import (
+    Judged,
+    by_source,
+    calibrated,
+    judge,
+    mean_over_sources,
+    seconds_of,
+)
+from howdah.validation.plans import Answer, answer
+from howdah.validation.rows import Row, published_rows
 
-Row = dict[str, Any]
 HERE = Path(__file__).parent
 COVERED = 0.8  # of the errors lie inside of the interval
 FEWEST = 3  # rows of other publishers that a framework's own profile is fitted to
 ROUNDS = 3
 
 
-def profiles_without(rows: list[Answer], publisher: str) -> dict[str, Profile]:
-    """By name, the profiles of the publisher's rows, fitted to the others' rows."""
-    own = [one for one in rows if publisher_of(one.row["source"]) == publisher]
+def profiles_without(
+    rows: Sequence[Answer], publisher: str, own: Sequence[Answer]
+) -> dict[str, Profile]:
+    """By name, the profiles of a publisher's own rows, fitted to others'.
+
+    rows  of which profiles are fitted to those of others
+    """
     seen = {configuration(one) for one in own}
     others = [
         one
@@ -52,7 +66,7 @@ def profiles_without(rows: list[Answer], publisher: str) -> dict[str, Profile]:
     ]
     found: dict[str, Profile] = {}
     fits: dict[str, Profile] = {}
-    for name in {profile_of(one.framework).name for one in own}:
+    for name in sorted({profile_of(one.framework).name for one in own}):
         kind, same = name, rows_of(name, others)
         while len(same) < FEWEST and kind != "generic":
             kind = family_of(kind)
@@ -73,67 +87,101 @@ def quantile(errors: Sequence[tuple[float, float]], share: float) -> float:
     return 0.0
 
 
-def weighted(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """|ln(predicted / published)| of each row, with a weight that makes all sources equal."""
-    often = Counter(row["source"] for row in rows)
+def weighted(judged: Sequence[Judged]) -> list[tuple[float, float]]:
+    """|ln(predicted / published)| of each predicted row, with a weight that makes all sources
+    equal.
+    """
+    there = [one for one in judged if one.predicted]
+    often = Counter(one.row["source"] for one in there)
     return [
-        (abs(log(row["predicted"] / row["published"])), 1 / often[row["source"]]) for row in rows
+        (abs(log(one.predicted / one.published)), 1 / often[one.row["source"]]) for one in there
     ]
 
 
-def summary(done: dict[str, list[Row]]) -> dict[str, Any]:
-    """What left_out.md shows."""
-    every = [row for rows in done.values() for row in rows]
-    covered, found = [], []
-    for publisher, rows in done.items():
-        others = [row for row in every if row not in rows]
+def summary(judged: Mapping[str, list[Judged]], used: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What left_out.md shows.
+
+    judged  by publisher, its rows
+    used    by publisher, the profiles that predicted them
+    """
+    every = [one for ones in judged.values() for one in ones]
+    covered, publishers = [], []
+    for publisher, ones in judged.items():
+        others = [one for name, rows in judged.items() if name != publisher for one in rows]
         spread = quantile(weighted(others), COVERED) if others else 0.0
-        by_source: dict[str, list[float]] = defaultdict(list)
-        for row, (error, weight) in zip(rows, weighted(rows), strict=True):
-            by_source[row["source"]].append(error)
-            covered.append((error <= spread, weight))
-        found.append(
+        errors = weighted(ones)
+        covered += [(error <= spread, weight) for error, weight in errors]
+        publishers.append(
             {
                 "publisher": publisher,
-                "sources": len(by_source),
-                "rows": len(rows),
-                "profiles": sorted({row["profile"] for row in rows}),
-                "error": 100 * mean(map(mean, by_source.values())),
+                "sources": len(by_source(ones)),
+                "rows": sum(map(len, by_source(ones).values())),
+                "refused": sum(not one.predicted for one in ones if one.error is not None),
+                "profiles": used[publisher],
+                **measures(ones),
                 "factor": exp(spread),
             }
         )
-    sources: dict[str, list[float]] = defaultdict(list)
-    for row, (error, _) in zip(every, weighted(every), strict=True):
-        sources[row["source"]].append(error)
+    order = in_order(every)
     return {
-        "mean over sources": 100 * mean(map(mean, sources.values())),
-        "sources": len(sources),
+        OVER: mean_over_sources(every),
+        "M1": mean_over_sources(calibrated(every)),
+        "rows": sum(one["rows"] for one in publishers),
+        "sources": len(by_source(every)),
         "covered": 100 * sum(w for inside, w in covered if inside) / sum(w for _, w in covered),
         "factor": exp(quantile(weighted(every), COVERED)),
-        "publishers": found,
+        "order": order[OVER],
+        "publishers": publishers,
+        "by source": [
+            {"source": source, "rows": len(errors), "M0": mean(errors)}
+            for source, errors in by_source(every).items()
+        ],
     }
 
 
+def measures(judged: Sequence[Judged]) -> dict[str, float | None]:
+    """Errors as they are and with one row of each cluster known, and the order inside sweeps."""
+    order = in_order(judged)[OVER]
+    found = {"error": mean_over_sources(judged), "M1": mean_over_sources(calibrated(judged))}
+    return found | {name: order.get(name) for name in ("tau", "regret", "largest regret")}
+
+
 def markdown(found: dict[str, Any]) -> str:
+    def shown(value: float | None, unit: str = "%") -> str:
+        return "" if value is None else f"{value:.1f}%" if unit else f"{value:.2f}"
+
     rows = [
-        f"| {one['publisher']} | {one['sources']} | {one['rows']} | {', '.join(one['profiles'])} | "
-        f"{one['error']:.1f}% | {one['factor']:.2f} |"
+        f"| {one['publisher']} | {one['sources']} | {one['rows']} | {one['refused']} | "
+        f"{', '.join(one['profiles'])} | {shown(one['error'])} | {shown(one['M1'])} | "
+        f"{shown(one['tau'], '')} | {shown(one['regret'])} | {shown(one['largest regret'])} | "
+        f"{one['factor']:.2f} |"
         for one in found["publishers"]
     ]
+    sources = [
+        f"| {one['source']} | {one['rows']} | {one['M0']:.1f}% |" for one in found["by source"]
+    ]
+    order, header = found["order"], "publisher | sources | rows | refused | profiles | M0 | M1"
     return "\n".join(
         [
             "# Step times of publishers that nothing was fitted to",
             "",
-            "Written by `left_out.py`; errors are |ln(predicted / published)| in percent, M0.",
+            "Written by `left_out.py`; errors are |ln(predicted / published)| in percent, 100 of a "
+            "row that is refused.",
             "",
-            f"Mean over {found['sources']} sources: {found['mean over sources']:.1f}%. The stated "
-            f"80 % interval holds {found['covered']:.0f}% of the runs of publishers that it was "
-            f"not made from; of all publishers it is the time divided and multiplied by "
-            f"{found['factor']:.2f}.",
+            f"Mean over {found['sources']} sources, {found['rows']:,} rows: {found[OVER]:.1f}%; "
+            f"with one row of each cluster and framework known, {found['M1']:.1f}%. Inside sweeps "
+            f"tau is {shown(order.get('tau'), '')}, the regret {shown(order.get('regret'))}, at most "
+            f"{shown(order.get('largest regret'))}. The stated 80 % interval holds "
+            f"{found['covered']:.0f}% of the runs of publishers that it was not made from; of all "
+            f"publishers it is the time divided and multiplied by {found['factor']:.2f}.",
             "",
-            "| publisher | sources | rows | profiles | error | factor of the others' interval |",
-            "|---|---|---|---|---|---|",
+            f"| {header} | tau | regret | largest | factor of the others' interval |",
+            "|---" * 11 + "|",
             *rows,
+            "",
+            "| source | rows | M0 |",
+            "|---|---|---|",
+            *sources,
             "",
         ]
     )
@@ -145,29 +193,50 @@ def main() -> None:
     words.add_argument("--anew", action="store_true")
     asked = words.parse_args()
     kept = HERE / "left_out.json"
-    done = {} if asked.anew or not kept.exists() else json.loads(kept.read_text())["rows"]
-    speed_up()
-    rows = rows_to_fit(asked.runs)
-    for publisher in dict.fromkeys(publisher_of(one.row["source"]) for one in rows):
-        if publisher not in done:
-            done[publisher] = predicted_rows(rows, publisher)
-            print(publisher, len(done[publisher]), flush=True)
-        found = summary(done)
-        kept.write_text(json.dumps({**found, "rows": done}, indent=1) + "\n")
+    done = {} if asked.anew or not kept.exists() else json.loads(kept.read_text())["predicted"]
+    sample = rows_to_fit(asked.runs)
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in published_rows(asked.runs):
+        rows[publisher_of(row["source"])].append(row)
+    judged: dict[str, list[Judged]] = {}
+    for publisher, own in rows.items():
+        judged[publisher] = predicted_rows(sample, publisher, own, done.get(publisher, {}))
+        if not any(one.error is not None for one in judged[publisher]):
+            del judged[publisher]
+            continue
+        by_id = {one.row["id"]: one.predicted for one in judged[publisher] if one.predicted}
+        done[publisher] = {"profiles": USED[publisher], "rows": by_id}
+        print(publisher, len(by_id), flush=True)
+        found = summary(judged, {name: one["profiles"] for name, one in done.items()})
+        kept.write_text(json.dumps({**found, "predicted": done}, indent=1) + "\n")
         (HERE / "left_out.md").write_text(markdown(found))
 
 
-def predicted_rows(rows: list[Answer], publisher: str) -> list[Row]:
-    """The publisher's rows, predicted by profiles without it; those that can be predicted."""
-    profiles, found = profiles_without(rows, publisher), []
-    for one in rows:
-        if publisher_of(one.row["source"]) == publisher:
-            profile = profiles[profile_of(one.framework).name]
-            row = {"id": one.row["id"], "source": one.row["source"], "profile": profile.name}
-            with suppress(UserError):
-                seconds = seconds_of(one, profile)
-                found.append({**row, "predicted": seconds, "published": one.published})
-    return found
+USED: dict[str, list[str]] = {}  # by publisher, the profiles that predicted its rows
+
+
+def predicted_rows(
+    sample: Sequence[Answer], publisher: str, rows: Sequence[Row], known: Mapping[str, Any]
+) -> list[Judged]:
+    """All of a publisher's rows, predicted by profiles without it, or as is known from before."""
+    if known:
+        USED[publisher] = known["profiles"]
+        return judge(rows, predict=lambda one: seconds_before(one, known["rows"]))
+    own = [one for one in map(answer, rows) if isinstance(one, Answer)]
+    undo = speed_up()
+    profiles = profiles_without(sample, publisher, own)
+    undo()
+    USED[publisher] = sorted({one.name for one in profiles.values()})
+    return judge(
+        rows, predict=lambda one: seconds_of(one, profiles[profile_of(one.framework).name])
+    )
+
+
+def seconds_before(one: Answer, rows: Mapping[str, float]) -> float:
+    """What an earlier call has predicted. Raises UserError if it was refused then."""
+    if one.row["id"] not in rows:
+        raise UserError("refused before")
+    return rows[one.row["id"]]
 
 
 if __name__ == "__main__":

@@ -73,6 +73,6 @@ def worker(  # noqa: PLR0913 (facts that have nothing in common)
     chunks = chunks_of(ranges, shares, element_bytes=4, most=chunk)
     way = Way(addresses, SECRET, HELLO, fifo=fifo, window=window)
     client = Client(way, place, chunks, units)
-    client.join()
+    client.join(max)  # all servers are new
     client.tokens = 1.0
     return client

@@ -111,10 +111,10 @@ def _like_cards(devices: int) -> tuple[Cluster, str]:
     cluster = cluster_of_card(name)
     if cluster is None:
         raise UserError(
-            f"layout=auto does not know {shown(name)}; run howdah measure, or name a cluster in "
-            "the recipe: cluster='FILE.toml' (howdah cluster new writes one)"
+            f"layout=auto does not know {shown(name)}; name a cluster in the recipe: "
+            "cluster='FILE.toml' (howdah cluster new writes one)"
         )
-    note = f"links are those of {cluster.name}; howdah measure finds those of this machine"
+    note = f"links are those of {cluster.name}; a file of howdah cluster new may say your own"
     if devices <= cluster.devices_per_node:
         return resized(cluster, devices), note
     return replace(cluster, devices_per_node=devices, nodes=1), note

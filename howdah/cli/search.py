@@ -18,7 +18,6 @@ from howdah.draw.found_svg import plot_devices
 from howdah.draw.pictures import put, require_place, require_svg
 from howdah.draw.tables import show_model, show_notes
 from howdah.machines.cluster import Cluster
-from howdah.plan.plan import Plan
 from howdah.plan.support import unsupported
 from howdah.search.budget import Priced, affordable, parse_budget, priced, within
 from howdah.search.scaling import fewest, largest, largest_preset
@@ -29,7 +28,11 @@ from howdah.shapes.parameters import parameters
 from howdah.sim.cost import Rates, hourly
 from howdah.sim.measured import profile_for
 from howdah.sim.profile import Profile
+from howdah.text.sources import Data
 from howdah.train.length import in_steps
+
+SAVED = 1800.0  # seconds between the checkpoints of a recipe that is written
+PYTHONS = "the library of Python (stdlib)"  # what a recipe reads that names no text
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def find(model: str, wanted: Draft, asked: Asked) -> None:
     question = question_of(run, cluster, micro_batch=kept, planned=asked.planned)
     answer = _answer(question, asked, name)
     if asked.write:
-        _write(run, answer.best.plan, asked)
+        more = [*more, *_write(run, answer.best, asked)]
     if asked.plot:
         title = f"{name} on {cluster.device.name}"
         put(plot_devices(answer.table, title), asked.plot)
@@ -227,16 +230,27 @@ def _watched(numbers: Sequence[int]) -> Iterator[int]:
     yield from track(numbers, "searching", console=console, disable=quiet, transient=True)
 
 
-def _write(run: Run, plan: Plan, asked: Asked) -> None:
-    """Writes the run with the best layout, and its length where that is known, as a recipe."""
+def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
+    """Writes the run with the best layout, and its length where that is known, as a recipe; with
+    checkpoints where it has none. Returns what its user should look at.
+    """
     assert asked.write is not None
-    train = run.train
+    train, plan, notes = run.train, best.plan, list[str]()
     if asked.tokens:
         train = replace(train, tokens=asked.tokens, epochs=0.0)
     if train.tokens:
         train = in_steps(train, plan.batch, plan.sequence)
-    found = replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train)
-    save_run(found, asked.write)
+    every = max(round(SAVED / best.seconds), 1)
+    if not train.save_every and (train.steps or 0) > every:
+        train = replace(train, save_every=every)
+        notes.append(f"{asked.write} saves every {every:,} steps, some half an hour")
+    if (sources := run.data.sources) == Data().sources:
+        notes.append(f"{asked.write} trains on {PYTHONS}; name your own text as data.sources")
+    save_run(
+        replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train),
+        asked.write,
+    )
+    return notes
 
 
 def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence[str]) -> None:
@@ -251,7 +265,10 @@ def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence
     lines = [told] if (told := which(model, models=True)) else []
     lines += [*show_model(name, shape, sequence), *answer.notes]
     if table:
-        lines += ["devices the fastest on each number of devices, where more are faster"]
+        lines += [
+            "devices the first on each number of devices, where more are faster by the predicted "
+            "times, which may be off"
+        ]
         lines += show_choices(table, rows)
     else:
         lines += show_found(found, rows)

@@ -96,9 +96,17 @@ def settle(run: Run, cluster: Cluster, *, refuse: Refuse, note: str = "") -> Set
         raise UserError(f"layout=auto: {nothing(found, run.name)}")
     best = found.best[0].plan
     where = f"{question.devices:,} x {cluster.device.name} ({cluster.name})"
-    told = f"{best.layout}, fastest of {found.compared:,} on {where}"
+    told = f"{best.layout}, {_first_of(found)} on {where}"
     why = [*show_found(found, None), *([f"note    {note}"] if note else [])]
     return Settled(with_plan(run, best), told, why)
+
+
+def _first_of(found: Found) -> str:
+    """What is claimed of the first layout: no more than the error of the prediction allows."""
+    alike, compared = found.alike, f"{found.compared:,}"
+    if alike > 1:  # within the error
+        return f"one of the {alike} fastest of {compared}"
+    return f"fastest of {compared}" if alike else f"first of {compared}"
 
 
 def nothing(found: Found, model: str) -> str:

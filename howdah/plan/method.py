@@ -4,6 +4,7 @@ A Layout does not change the result of training; a Method does. Two runs with th
 seed and Method agree on every layout.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -170,6 +171,13 @@ class Sync:
         depend on when it is answered.
         """
         return self.kind == "bsp" or (self.kind == "ssp" and self.bound == 0)
+
+    def begins(self, told: Iterable[int]) -> int:
+        """The clock at which a worker begins, whose place has come so far on each server. One that
+        died in a step may have pushed all of it to one server, and not to another: under asp that
+        step is done again. Under the others servers have gone on without it, some further.
+        """
+        return min(told) if self.kind == "asp" else max(told)
 
 
 @dataclass(frozen=True)

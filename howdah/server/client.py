@@ -11,7 +11,7 @@ not acknowledged, which the server applies once.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from socket import SHUT_RDWR
 from threading import Thread
@@ -76,16 +76,21 @@ class Client:
             self._links.append(_Link(way, number, (place, rank), mine, units))
             self._links[-1].moments = Moments(record)
 
-    def join(self, agree: Callable[[list[int]], list[int]] = list) -> int:
+    def join(
+        self,
+        begins: Callable[[Iterable[int]], int],
+        agree: Callable[[list[int]], list[int]] = list,
+    ) -> int:
         """Connects to all servers. Returns the clock at which the worker begins. Raises UserError
         for a server that refuses it, ServerGone for one that cannot be reached.
 
+        begins  the clock at which it does, of those that the servers tell (`Sync.begins`)
         agree  tells all ranks of a worker what the first was told: its clock, and by server its
                incarnation, by which the others join
         """
         told = [0] * (1 + len(self._links))
         if self._rank == 0:
-            told = [max(link.join() for link in self._links)]
+            told = [begins([link.join() for link in self._links])]
             told += [link.incarnation for link in self._links]
         self.clock, *incarnations = agree(told)
         for link, incarnation in zip(self._links, incarnations, strict=True):

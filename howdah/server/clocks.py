@@ -161,7 +161,7 @@ class Clocks:
         return max([self.start, *(one.clock - bound for one in others)])
 
     def begin(self, worker: int, incarnation: int, clock: int) -> list[Round]:
-        """A worker that has joined all servers begins at the latest clock that any of them told.
+        """A worker that has joined all servers begins at a clock (`Sync.begins` of theirs).
         Returns the rounds of bsp that are complete without it.
         """
         one = self._member(worker, incarnation, 0)

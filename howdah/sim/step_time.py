@@ -10,8 +10,8 @@
                       the host, where they are not on the device
     homes             what moves from and to homes make a step longer, in the passes and in the
                       update (`sim/home_times.py`); what hides behind computation does not
-    stragglers        the slowest of many nodes: 1 % more for every doubling of their number; on a
-                      measured machine, the slowest of its ranks
+    stragglers        the slowest of many nodes: 0.5 % more for every doubling of their number; on
+                      a measured machine, the slowest of its ranks
 
 The event simulation runs the program of a step, action by action. Its result contains the bubbles
 and the communication that is not hidden. The cluster's numbers are `attained`: measured values

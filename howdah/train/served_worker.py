@@ -69,7 +69,7 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
         record = mesh.counters.recorder
         placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
         context = StepContext(placed, mesh, job.method, job.seed)
-        client, step = clients[0], clients[0].join(agree)
+        client, step = clients[0], clients[0].join(sync_of(job).begins, agree)
         order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
         pace, micro, sync = pace_of(job, start), job.plan.micro_batch, sync_of(job)
         rows = Rows(micro, sync.workers, place)

@@ -1,6 +1,7 @@
 """`layout = "auto"`: the layout that is found, where it is written, and that it wins on resume."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import pytest
 from howdah.base.errors import UserError
 from howdah.cli import auto
 from howdah.comm.settings import cache_folder
+from howdah.config.auto import _first_of, question_of
 from howdah.config.recipe import Machine, load_run, plan_of
+from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import parse_layout
 from howdah.plan.support import unsupported
 from howdah.search.capacity import Room, lacks
+from howdah.search.search import search
 
 HERE = Machine(None, None, cores=2, cuda=0, cache=None)
 
@@ -33,7 +37,8 @@ def test_what_was_found_is_trained_written_down_and_wins_on_resume(run, recipe, 
     assert code == 0, error
     (line,) = [one for one in out.splitlines() if one.startswith("layout ")]
     chosen = load_run(folder).layout
-    assert f"layout      {chosen}, fastest of " in line and line in (folder / "log.txt").read_text()
+    assert re.match(rf"layout      {re.escape(chosen)}, (one of the \d+ fastest|first) of ", line)
+    assert line and line in (folder / "log.txt").read_text()
     why = (folder / "layout.txt").read_text()
     assert chosen in why and "layouts of 1 x CPU core" in why and "note" in why
     saved = (folder / "run.toml").read_text()
@@ -56,7 +61,7 @@ def test_check_and_plan_answer_too(run, recipe, tmp_path):
     keys = ("layout=auto", "cluster=laptop-cpux2", f"folder={tmp_path / 'a'}")
     code, out, error = run("check", recipe, *keys)
     assert code == 0, error
-    assert "sound: " in out and "\nlayout: " in out and "fastest of " in out
+    assert "sound: " in out and "\nlayout: " in out and re.search(r"(fastest|first) of \d", out)
     (found,) = [one for one in out.splitlines() if one.startswith("layout: ")]
     data = json.loads(run("plan", recipe, *keys[:2], "--json")[1])
     assert found.startswith(f"layout: {data['best'][0]['layout']}, ")
@@ -110,6 +115,25 @@ def test_a_layout_that_this_machine_cannot_hold_is_not_chosen(wish, monkeypatch)
         auto.settled(run, HERE)
 
 
+def test_no_layout_is_said_to_be_the_fastest_within_the_error_of_the_times(wish):
+    """It said "fastest of 360" whatever the error."""
+    question = question_of(wish(), load_cluster("laptop-cpux2"), micro_batch=1)
+    found = search(question)
+    first, *others = found.best
+    behind, last = others[0].seconds / first.seconds, others[-1].seconds / first.seconds
+    assert 1 < behind < last
+
+    def off_by(spread):
+        time = replace(first.time, profile=replace(first.time.profile, spread=spread))
+        one = replace(found, best=(replace(first, time=time), *others))
+        return _first_of(one), one.alike
+
+    compared = f"{found.compared:,}"
+    assert off_by(0.0) == (f"first of {compared}", 0)
+    assert off_by((1 + behind) / 2) == (f"fastest of {compared}", 1)
+    assert off_by(last + 1e-9) == (f"one of the {len(found.best)} fastest of {compared}", 10)
+
+
 def test_several_machines_without_a_named_cluster_are_refused(wish):
     apart = replace(HERE, world=4, local_world=2)
     with pytest.raises(UserError, match="name the cluster in the recipe"):
@@ -122,7 +146,10 @@ def test_the_cards_of_this_machine_are_those_of_a_shipped_cluster(wish, monkeypa
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA GeForce RTX 4090")
     cluster, note = auto.cluster_of(wish(), replace(HERE, cuda=3))
-    assert (cluster.device.name, cluster.devices) == ("RTX 4090", 3) and "howdah measure" in note
+    assert (cluster.device.name, cluster.devices) == (
+        "RTX 4090",
+        3,
+    ) and "howdah cluster new" in note
     assert auto.cluster_of(wish("device=cpu"), replace(HERE, cuda=3))[0].devices == 2
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Chip 1")
     with pytest.raises(UserError, match="does not know 'Chip 1'"):

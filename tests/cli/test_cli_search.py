@@ -50,6 +50,18 @@ def test_other_questions_to_a_search(howdah, tmp_path):
     run = load_run(recipe)
     assert run.layout == every[-1]["layout"] and run.name == "many"
     assert run.train.steps == -(-(10**9) // (4 * 64))
+    assert run.train.save_every == 0  # it is over before half an hour is
+    assert f"{recipe} trains on the library of Python" in out and "saves every" not in out
+    longer = tmp_path / "longer.toml"
+    big = ("plan", "llama3-1b", "--cluster", "rtx-4090x8", "--global-batch", 512)
+    code, out, error = howdah(
+        *big, "--sequence", 2048, "--tokens", "1B", "--json", "--write", longer
+    )
+    assert code == 0, error
+    told, saves = json.loads(out), load_run(longer).train.save_every
+    seconds = told["best"][0]["step_seconds"]
+    assert saves > 1 and saves * seconds == pytest.approx(1800, abs=seconds)
+    assert any(f"saves every {saves:,} steps, some half an hour" in one for one in told["notes"])
 
 
 @pytest.mark.slow

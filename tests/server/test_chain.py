@@ -125,7 +125,7 @@ def work(way, place, acknowledged, cut):
     """A worker's steps; `cut` is called before each push."""
     mine = units()
     client = Client(way, place, chunks_for(1), mine)
-    client.join()
+    client.join(max)
     for clock in range(client.clock, STEPS):
         client.clock, client.tokens = clock, tokens_of(place, clock)
         for one in UNITS:

@@ -101,7 +101,7 @@ class Play:
             worker.told.append(clock)
             return
         server = worker.begins.pop()
-        at = max(worker.told)
+        at = self.sync.begins(worker.told)
         self.desks[server].begin(worker.place, worker.incarnations[server], at)
         if not worker.begins:
             worker.begun = worker.clock = self.begun[worker.place] = at
@@ -203,7 +203,10 @@ def play(seeds, kind, bound):
             assert not desk.wishes and not desk._terms and not any(clocks._rounds)
             repeated += clocks.repeated
             kills += sum(member.incarnation - 1 for member in clocks.members.values())
-            if all(member.incarnation == 1 for member in clocks.members.values()):
+            if kind == "asp":  # whoever was killed, and wherever
+                every = {(p, c): 1 for p in one.begun for c in range(STEPS)}
+                assert all(Counter(applied) == every for applied in desk.shard.applied)
+            elif all(member.incarnation == 1 for member in clocks.members.values()):
                 every = {(p, c): 1 for p, first in one.begun.items() for c in range(first, STEPS)}
                 assert all(Counter(applied) == every for applied in desk.shard.applied)
     return repeated, kills

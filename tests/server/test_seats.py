@@ -42,8 +42,8 @@ def joined(there, place=0, moved=(None, None)):
     """The ranks of a worker, which have joined as one."""
     told, ranks = [], [client_of(there, place, rank, moved[rank]) for rank in (0, 1)]
     (first, _), (second, _) = ranks
-    clock = first.join(lambda mine: told.append(mine) or mine)
-    assert second.join(lambda mine: told[0]) == clock
+    clock = first.join(max, lambda mine: told.append(mine) or mine)
+    assert second.join(max, lambda mine: told[0]) == clock
     return ranks
 
 
@@ -89,7 +89,7 @@ def test_a_rank_cannot_join_a_worker_that_is_gone_or_push_what_is_another_ranks(
         (first, mine), _ = joined(there)
         late, _ = client_of(there, 0, 1)
         with pytest.raises(ServerGone, match="incarnation 7 of worker 0 is over"):
-            late.join(lambda mine: [0, 7])
+            late.join(max, lambda mine: [0, 7])
         link = first._links[0]
         link.outbox.post(
             link._letter(0, 1, mine[UNITS[0].unit].gradients[: link._chunks[0].length], 1.0)

@@ -120,7 +120,7 @@ def work(there, place, *, steps=STEPS, cut=None, **way):
     """A worker's steps; `cut` is called with the client before each push."""
     mine = units()
     client = client_of(there, place, mine=mine, **way)
-    client.join()
+    client.join(there.sync.begins)
     for clock in range(client.clock, steps):
         client.clock, client.tokens = clock, tokens_of(place, clock)
         client.trades = there.sync.barrier and clock + 1 < steps
@@ -201,7 +201,7 @@ def test_the_next_weights_of_a_unit_come_while_others_are_not_pushed_yet():
     with servers(Sync("bsp", workers=1), 1) as there:
         mine, first = units(), UNITS[0].unit
         client = client_of(there, 0, mine=mine)
-        client.join()
+        client.join(there.sync.begins)
         client.trades, client.tokens = True, 1.0
         before = mine[first].weights.clone()
         mine[first].gradients.fill_(1.0)
@@ -244,7 +244,7 @@ def test_a_worker_that_dies_holds_nobody_up_and_its_successor_goes_on():
     sync = Sync("bsp", workers=2)
     with servers(sync) as there:
         dying = client_of(there, 1)
-        dying.join()
+        dying.join(max)
         for link in dying._links:  # it ends without a word, and does not come back
             link._ends = True
             link._frames.sock.shutdown(socket.SHUT_RDWR)
@@ -255,11 +255,34 @@ def test_a_worker_that_dies_holds_nobody_up_and_its_successor_goes_on():
             assert desk.clocks.members[1].incarnation == 2
 
 
+def test_a_step_that_came_to_one_server_and_not_to_another_is_done_again():
+    """Its successor began behind that step, where the first server was: 3 of 188,997 updates were
+    lost in ten minutes of kills.
+    """
+    with servers(Sync("asp", workers=1)) as there:
+        dying = client_of(there, 0)
+        dying.join(max)
+        dying.tokens = 1.0
+        whole, _ = dying._links
+        for one in UNITS:  # all of it to the first server, and nothing to the second
+            whole.push(one.unit, torch.ones(one.length, dtype=torch.float64), 0, 1.0)
+        whole.drain()
+        for link in dying._links:
+            link._ends = True
+            link._frames.sock.shutdown(socket.SHUT_RDWR)
+        work(there, 0)
+        for desk in there.desks:
+            pushes = [event.update for event in desk.ledger if event.kind == "push"]
+            keys = range(len(desk.shard.chunks))
+            every = {(clock, key) for clock in range(STEPS) for key in keys}
+            assert {(one.clock, one.key) for one in pushes} == every and twice(desk.ledger) == []
+
+
 def test_a_worker_whose_place_was_given_to_another_is_told_and_gives_up():
     """It was frozen for so long that its successor has its place."""
     with servers(Sync("asp", workers=1), 1) as there:
         frozen = client_of(there, 0)
-        frozen.join()
+        frozen.join(max)
         there.hosts[0].do(lambda desk: desk.join(0))
         with pytest.raises(ServerGone, match="incarnation 1 of worker 0 is over"):
             frozen.pull(UNITS[0].unit)[0].result()
@@ -283,7 +306,7 @@ def test_a_silent_server_is_noticed_and_both_ends_say_that_they_live():
 
     kept, thread = [], Thread(target=serve)
     thread.start()
-    client.join()
+    client.join(max)
     client._links[0].way = replace(way, patience=0.2)
     joined.set()
     with pytest.raises(ServerAway, match=r"did not answer for 0\.2 s"):

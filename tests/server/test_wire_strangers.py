@@ -33,15 +33,15 @@ def test_a_hello_that_is_none_is_refused(said):
 def test_a_worker_of_another_run_is_told_why():
     with servers(Sync("asp")) as there:
         with pytest.raises(UserError, match="the worker's run is other, and the server's small"):
-            client_of(there, 0, hello={**HELLO, "run": "other"}).join()
+            client_of(there, 0, hello={**HELLO, "run": "other"}).join(max)
         with pytest.raises(UserError, match="the worker's code is 2, and the server's 1"):
-            client_of(there, 0, hello={**HELLO, "code": "2"}).join()
+            client_of(there, 0, hello={**HELLO, "code": "2"}).join(max)
 
 
 def test_a_worker_with_another_secret_is_told_what_to_check():
     with servers(Sync("asp"), 1) as there:
         with pytest.raises(ServerGone, match=r"did not answer for 0\.3 s .*the same secret"):
-            client_of(there, 0, secret=bytes(32), patience=0.3).join()
+            client_of(there, 0, secret=bytes(32), patience=0.3).join(max)
         while not there.hosts[0].strangers:  # whose door may look later
             sched_yield()
         assert not there.hosts[0].counts
@@ -51,7 +51,7 @@ def test_a_server_that_is_not_there_is_named():
     with servers(Sync("asp"), 1) as there:
         way = Way([("127.0.0.1", 1)], SECRET, HELLO, patience=0.2)
         with pytest.raises(ServerGone, match=r"server 0 at 127\.0\.0\.1:1 did not answer for 0\.2"):
-            Client(way, 0, chunks_for(1), units()).join()
+            Client(way, 0, chunks_for(1), units()).join(max)
         assert there.weights
 
 
