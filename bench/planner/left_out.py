@@ -170,8 +170,8 @@ def markdown(found: dict[str, Any]) -> str:
             "",
             f"Mean over {found['sources']} sources, {found['rows']:,} rows: {found[OVER]:.1f}%; "
             f"with one row of each cluster and framework known, {found['M1']:.1f}%. Inside sweeps "
-            f"tau is {shown(order.get('tau'), '')}, the regret {shown(order.get('regret'))}, at most "
-            f"{shown(order.get('largest regret'))}. The stated 80 % interval holds "
+            f"tau is {shown(order.get('tau'), '')}, the regret {shown(order.get('regret'))}, at "
+            f"most {shown(order.get('largest regret'))}. The stated 80 % interval holds "
             f"{found['covered']:.0f}% of the runs of publishers that it was not made from; of all "
             f"publishers it is the time divided and multiplied by {found['factor']:.2f}.",
             "",

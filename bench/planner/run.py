@@ -222,8 +222,8 @@ def markdown(found: dict[str, Any], beside: Mapping[str, Any]) -> str:
         "# Step times of published runs: results\n\nWritten by `run.py`; errors are "
         "|ln(predicted / published)| in percent.\n",
         "## Goals\n\nA goal is easier to meet on rows that profiles were fitted to; what was "
-        "promised is of publishers that nothing was fitted to (`left_out.md`). That rows which ran out of memory are "
-        "refused, and 98 % of those that ran are not, is not judged.\n\n"
+        "promised is of publishers that nothing was fitted to (`left_out.md`). That rows which ran "
+        "out of memory are refused, and 98 % of those that ran are not, is not judged.\n\n"
         f"{goals({**beside, OWN: found})}",
         f"## By source\n\n{_table(('source', *HEADER), [*_errors(found['sources']), over])}",
         "## By publisher\n\nThe constant is fitted on the rows of the other publishers.\n\n"

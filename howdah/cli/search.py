@@ -244,7 +244,7 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
     if not train.save_every and (train.steps or 0) > every:
         train = replace(train, save_every=every)
         notes.append(f"{asked.write} saves every {every:,} steps, some half an hour")
-    if (sources := run.data.sources) == Data().sources:
+    if run.data.sources == Data().sources:
         notes.append(f"{asked.write} trains on {PYTHONS}; name your own text as data.sources")
     save_run(
         replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train),
