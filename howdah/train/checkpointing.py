@@ -282,11 +282,17 @@ def remove_drafts(run: Path) -> None:
     process, torchrun started it), drafts stay until the next start (`resume.find_start`): a single
     rank cannot tell whether others still write.
     """
-    folder = run / "checkpoints"
     with suppress(UserError, OSError):
-        if folder.is_dir():
+        if (run / "checkpoints").is_dir():
             with lock(run):
-                clean(folder)
+                clean_run(run)
+
+
+def clean_run(run: Path) -> None:
+    """Removes the drafts of checkpoints and traces in a run folder, to which nobody writes."""
+    clean(run / "checkpoints")
+    for draft in (run / FOLDER).glob("*.new"):
+        draft.unlink(missing_ok=True)
 
 
 def keep_tokenizer(source: Path, to: Path) -> None:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from howdah.base.errors import UserError
 from howdah.base.signals import StopRequest, listen, name_of
-from howdah.checkpoint.folders import clean, step_folder
+from howdah.checkpoint.folders import step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.save import Saver
 from howdah.comm import rendezvous
@@ -43,6 +43,7 @@ from howdah.shapes.weights import weights
 from howdah.text.labelled import labels_of
 from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, prepare
+from howdah.train.checkpointing import clean_run
 from howdah.train.console import Say
 from howdah.train.crew import Crew, Member, ServerDied
 from howdah.train.job import Job
@@ -141,7 +142,7 @@ def _once(job: Job, request: StopRequest, say: Say) -> int:
     finally:
         run.server.close(kill=True)
         with suppress(OSError):  # nobody writes any more
-            clean(job.folder / "checkpoints")
+            clean_run(job.folder)
 
 
 class _Run:
@@ -266,10 +267,8 @@ class _Run:
 
 def found_start(job: Job, say: Say) -> int:
     """The step of the checkpoint from which a run goes on, in its folder; -1: there is none."""
-    checkpoints = job.folder / "checkpoints"
-    if checkpoints.is_dir():
-        clean(checkpoints)
-    found = choose(checkpoints, say)
+    clean_run(job.folder)
+    found = choose(job.folder / "checkpoints", say)
     if found:
         say(f"going on from step {found.step}, saved on {found.layout}")
     return found.step if found else -1

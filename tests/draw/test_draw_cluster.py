@@ -49,7 +49,7 @@ def test_a_slice_of_a_pod_shows_its_grid_and_no_link_inside():
 
 def test_a_lone_node_shows_no_link_between():
     lines = show_cluster(load_cluster("laptop-cpu"))
-    assert lines[2] == "network: flat; 2.4 GB/s between its halves"
+    assert lines[2] == "network: flat; 12.7 GB/s between its halves"
     assert not any(line.startswith("between") for line in lines)
 
 

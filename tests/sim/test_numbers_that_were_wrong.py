@@ -1,11 +1,17 @@
 """Predictions that a reader once found wrong, by the numbers that he found; each by hand here."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from howdah.config.drafts import Draft, draft
+from howdah.machines.cluster import attained
 from howdah.machines.cluster_file import load_cluster
 from howdah.shapes.products import conventions
 from howdah.sim.predict import predict
+
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 def predicted(model, cluster, layout, *keys, **more):
@@ -56,3 +62,14 @@ def test_causal_mfu_stays_below_what_matrix_products_reach(model, cluster, layou
     found = predicted(model, cluster, layout, sequence=sequence)
     flops = conventions(found.plan.shape, sequence)
     assert 0.05 < found.time.mfu * flops.causal_model / flops.model < 0.9
+
+
+@pytest.mark.parametrize(("size", "near"), [("8 B", 0.05), ("1 MiB", 1.0), ("64 MiB", 0.05)])
+def test_ranks_of_a_laptop_share_memory(size, near):
+    """It had the loopback TCP of gloo: 1.1 GB/s, 123 us, which ranks of one machine do not use."""
+    rows = json.loads((BENCH / "collectives" / "results.json").read_text())["cases"]
+    (row,) = (one for one in rows if one["case"] == f"all_reduce, {size}, 2 ranks")
+    inside = attained(load_cluster("laptop-cpu")).inside
+    number, unit = size.split()
+    wanted = int(number) * {"B": 1, "MiB": 1 << 20}[unit] / inside.bandwidth + 2 * inside.latency
+    assert wanted == pytest.approx(row["contestants"]["Group"]["median"] * 1e-6, rel=near)

@@ -41,6 +41,8 @@ def left(tmp_path):
     draft = draft_folder(tmp_path / "a" / "checkpoints", 10)
     draft.mkdir(parents=True)
     (draft / rank_file(0, "safetensors")).write_bytes(bytes(100))
+    (tmp_path / "a" / "trace").mkdir()
+    (tmp_path / "a" / "trace" / "rank-0.new").touch()
     return draft
 
 
@@ -48,9 +50,9 @@ def test_the_draft_of_a_live_run_stays(left, tmp_path):
     """Another run may have begun by then. Its rank 0 holds the lock as long as any rank saves."""
     with lock(tmp_path / "a"):
         remove_drafts(tmp_path / "a")
-        assert [*left.iterdir()]
+        assert [*left.iterdir()] and [*(tmp_path / "a" / "trace").iterdir()]
     remove_drafts(tmp_path / "a")
-    assert not left.exists()
+    assert not left.exists() and not [*(tmp_path / "a" / "trace").iterdir()]
 
 
 def test_where_no_checkpoint_was_begun_nothing_is_made(tmp_path):

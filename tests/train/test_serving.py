@@ -209,6 +209,8 @@ def test_a_successor_that_begins_where_another_server_is_ends_the_run(desk):
 def full(pipe, store, meeting):
     """A server whose disk is full, and that leaves what another one has written of a checkpoint."""
     (meeting.job.folder / "checkpoints" / "step-00000009.tmp").mkdir(parents=True)
+    (meeting.job.folder / "trace").mkdir()  # and what a worker that was killed has left of a trace
+    (meeting.job.folder / "trace" / "worker-7.new").write_text("{")
     with patch("howdah.checkpoint.save.write_part", side_effect=OSError(28, "No space left")):
         return serving.serve_here(pipe, store, meeting)
 
@@ -225,6 +227,7 @@ def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(
         assert "the checkpoint of step 1 was not saved: No space left" in said
         assert said.splitlines()[-1].startswith("step 1 is not saved: No space left")
         assert [*(job.folder / "checkpoints").iterdir()] == []  # and no draft of one
+        assert not [*(job.folder / "trace").glob("*.new")]
         with (
             patch.object(serving, "train_served", lambda job, show, restarts: 0),
             pytest.raises(UserError, match="step 1 is not among the checkpoints: there is none"),

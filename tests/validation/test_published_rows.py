@@ -10,7 +10,7 @@ from made_up_rows import row
 from howdah.base.errors import UserError
 from howdah.shapes.parameters import parameters
 from howdah.validation.models import _billions, shape_of
-from howdah.validation.plans import Answer, answer, said
+from howdah.validation.plans import UNSTATED, Answer, answer, said
 from howdah.validation.rows import NEEDED, published_rows
 from howdah.validation.words import precision_of, recompute_of
 
@@ -213,7 +213,7 @@ def test_what_is_left_open_is_said():
         ({"mbs": "", "ga": "", "gbs": ""}, "batch not published"),
         ({"iter_time_s": ""}, "no time published"),
         ({"gpu": ""}, "device not published"),
-        ({"model": "Something"}, "sizes of the model not published (layers, hidden, heads)"),
+        ({"model": ""}, "sizes of the model not published: layers, hidden, heads"),
         ({"gpu_count": "3"}, "3 devices do not divide into tp2 pp2 cp1"),
     ):
         assert answer(row(**changes)) == reason
@@ -341,7 +341,9 @@ def test_sizes_are_guessed_from_the_number_of_parameters(billions):
 
 def test_a_model_whose_size_is_not_known_is_not_another():
     for model in ("Qwen3-Next-80B-A3B", "Mistral Large", "Llama 5", "MoE 8x3B"):
-        assert "not published" in shape_of(row(model=model))
+        told = shape_of(row(model=model))
+        assert told.startswith(f"the model {model} is not known here, and its row does not say lay")
+        assert not UNSTATED.search(told), "it counts as refused"
 
 
 def test_stated_sizes_count():
