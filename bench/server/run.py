@@ -94,6 +94,12 @@ def wire(*, tiny: bool) -> dict[str, dict[str, float]]:
     return found
 
 
+def shown(name: str, value: float) -> str:
+    """A number of the rules' table; a loss that was not reached took no seconds."""
+    never = name == "seconds_to_loss" and not value
+    return "not reached" if never else f"{value:.{DIGITS[name]}f}"
+
+
 def text_of(rows: Rows) -> str:
     """The results as tables."""
     wires = rows["wire"]
@@ -114,9 +120,9 @@ def text_of(rows: Rows) -> str:
     ]
     for rule, one in rows["rules"].items():
         cells = (
-            f"{one[name]:.{digits}f} ({min(each[name] for each in one['seeds']):.{digits}f} to "
-            f"{max(each[name] for each in one['seeds']):.{digits}f})"
-            for name, digits in DIGITS.items()
+            f"{shown(name, one[name])} ({shown(name, min(every))} to {shown(name, max(every))})"
+            for name in DIGITS
+            for every in [[each[name] for each in one["seeds"]]]
         )
         lines.append(f"| {rule} | {' | '.join(cells)} |")
     lines += ["", "![loss over time](rules.svg)", ""]
