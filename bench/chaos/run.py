@@ -119,11 +119,9 @@ def served_table(rows: list[Row]) -> list[str]:
         what = row["seed"], row["steps"], killed, row["applied"], row["lost"], row["twice"], losses
         lines.append(f"| {' | '.join(map(str, what))} |")
     fine = "as it must be" if came["survived"] else "not as it must be"
-    return [
-        *lines,
-        "",
-        f"The mean loss is {came['apart']:+.2%} of that of runs left alone: {fine}.",
-    ]
+    rest = sum(len(row["left"]) for row in runs) or "nothing"
+    told = f"The mean loss is {came['apart']:+.2%} of that of runs left alone; left behind: {rest}"
+    return [*lines, "", f"{told}. That is {fine}."]
 
 
 def fuzz_table(rows: list[Row]) -> list[str]:
