@@ -32,7 +32,6 @@ from howdah.text.sources import Data
 from howdah.train.length import in_steps
 
 SAVED = 1800.0  # seconds between the checkpoints of a recipe that is written
-PYTHONS = "the library of Python (stdlib)"  # what a recipe reads that names no text
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,10 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
         train = replace(train, save_every=every)
         notes.append(f"{asked.write} saves every {every:,} steps, some half an hour")
     if run.data.sources == Data().sources:
-        notes.append(f"{asked.write} trains on {PYTHONS}; name your own text as data.sources")
+        notes.append(
+            f"{asked.write} trains on the library of Python (stdlib); name your own text as "
+            "data.sources"
+        )
     save_run(
         replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train),
         asked.write,
@@ -266,8 +268,8 @@ def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence
     lines += [*show_model(name, shape, sequence), *answer.notes]
     if table:
         lines += [
-            "devices the first on each number of devices, where more are faster by the predicted "
-            "times, which may be off"
+            "devices the least predicted time on each number of devices, where more devices "
+            "lower it"
         ]
         lines += show_choices(table, rows)
     else:

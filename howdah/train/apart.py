@@ -23,7 +23,7 @@ from howdah.base.errors import UserError
 from howdah.base.files import read_text
 from howdah.base.quantities import spell
 from howdah.checkpoint.facts import facts
-from howdah.checkpoint.folders import INDEX, clean, step_folder
+from howdah.checkpoint.folders import INDEX, step_folder
 from howdah.checkpoint.gather import bring, choose_apart, held, needed, tell
 from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.sites import Board, Team, find_sites, one_site
@@ -33,7 +33,7 @@ from howdah.plan.flat_buffers import Orders, boxes
 from howdah.plan.sharding import local_buffers
 from howdah.train.console import Say
 from howdah.train.job import Job
-from howdah.train.run_folder import LOCK, lock
+from howdah.train.run_folder import LOCK, clean_run, lock
 
 RUN = "run.toml"
 
@@ -65,7 +65,7 @@ def find_apart(job: Job, mesh: Mesh, team: Team, say: Say) -> int | None:
     """
     folder = job.folder / "checkpoints"
     if team.leads:
-        clean(folder)
+        clean_run(job.folder)
     with mesh.counters.aside():
         found = choose_apart(folder, mesh.world, team, say)
         if found is None:

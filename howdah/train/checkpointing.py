@@ -13,7 +13,7 @@ from typing import Any
 from howdah.base.atomic import replacing
 from howdah.base.errors import Unfinished, UserError
 from howdah.checkpoint.facts import Routed, facts
-from howdah.checkpoint.folders import clean, steps
+from howdah.checkpoint.folders import steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.checkpoint.sites import one_site
@@ -33,7 +33,7 @@ from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter
 from howdah.train.optional import OptionalOutput
 from howdah.train.resume import Start, as_plain
-from howdah.train.run_folder import TOKENIZER, lock
+from howdah.train.run_folder import TOKENIZER, clean_run, lock
 from howdah.train.state import entries
 from howdah.train.step import StepContext
 
@@ -286,13 +286,6 @@ def remove_drafts(run: Path) -> None:
         if (run / "checkpoints").is_dir():
             with lock(run):
                 clean_run(run)
-
-
-def clean_run(run: Path) -> None:
-    """Removes the drafts of checkpoints and traces in a run folder, to which nobody writes."""
-    clean(run / "checkpoints")
-    for draft in (run / FOLDER).glob("*.new"):
-        draft.unlink(missing_ok=True)
 
 
 def keep_tokenizer(source: Path, to: Path) -> None:

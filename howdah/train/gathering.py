@@ -297,7 +297,7 @@ class Gathering:
         )
         self._came.add(one.number)
         there, kind = len(crew.members) - len(crew.servers), sync_of(self._job).kind
-        waits = "" if kind == "asp" or len(self._came) == workers else f", {kind} awaits {workers}"
+        waits = "" if kind == "asp" or len(self._came) == workers else f", of {workers} for {kind}"
         self._say(f"worker {one.number} has joined: {there} there{waits}")
 
     # -- what they say

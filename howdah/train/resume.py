@@ -17,7 +17,7 @@ from torch import Tensor
 
 from howdah.base.errors import UserError, several
 from howdah.checkpoint.facts import Facts, facts, updates_of
-from howdah.checkpoint.folders import clean, numbered, step_folder
+from howdah.checkpoint.folders import numbered, step_folder
 from howdah.checkpoint.index import File
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.checkpoint.sites import Team
@@ -46,6 +46,7 @@ from howdah.train.adapted import (
 from howdah.train.apart import find_apart
 from howdah.train.console import Say
 from howdah.train.job import Job
+from howdah.train.run_folder import clean_run
 
 # What the order of samples depends on, and its name in messages to the user.
 ORDER = {
@@ -127,7 +128,7 @@ def _find(checkpoints: Path, mesh: Mesh, say: Say) -> int | None:
     """The step that rank 0 chooses, of a folder that all ranks see."""
     chosen = -1
     if mesh.rank == 0:
-        clean(checkpoints)
+        clean_run(checkpoints.parent)
         newest_whole = choose(checkpoints, say)
         chosen = newest_whole.step if newest_whole else -1
     (total,) = mesh.world.sum_scalars([chosen + 1 if mesh.rank == 0 else 0])

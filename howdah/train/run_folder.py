@@ -27,6 +27,8 @@ from typing import IO
 
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of, no_file
+from howdah.checkpoint.folders import clean
+from howdah.plan.trace_file import FOLDER
 from howdah.text.template import CHAT
 
 TOKENIZER = "tokenizer.json"
@@ -133,6 +135,13 @@ def _held(folder: Path, how: int = 0) -> Iterator[None]:
         yield
     finally:
         os.close(opened)
+
+
+def clean_run(run: Path) -> None:
+    """Removes the drafts of checkpoints and traces in a run folder, to which nobody writes."""
+    clean(run / CHECKPOINTS)
+    for draft in (run / FOLDER).glob("*.new"):
+        draft.unlink(missing_ok=True)
 
 
 def remove_start(found: Found) -> None:

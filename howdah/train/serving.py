@@ -43,13 +43,12 @@ from howdah.shapes.weights import weights
 from howdah.text.labelled import labels_of
 from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, prepare
-from howdah.train.checkpointing import clean_run
 from howdah.train.console import Say
 from howdah.train.crew import Crew, Member, ServerDied
 from howdah.train.job import Job
 from howdah.train.metrics import LOG, append
 from howdah.train.resume import Start, check_match, choose, read_folder, read_weights
-from howdah.train.run_folder import lock
+from howdah.train.run_folder import clean_run, lock
 from howdah.train.served import sync_of
 from howdah.train.served_trace import writer
 from howdah.train.served_worker import work

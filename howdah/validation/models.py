@@ -36,9 +36,9 @@ def shape_of(row: Row, notes: list[str] | None = None) -> ModelShape | str:
     if base is None:
         lacking = [SIZES[field] for field in ("layers", "width", "heads") if field not in sizes]
         if lacking:
-            sizes_of = f"the model {row['model']} is not known here, and its row does not say"
-            what = sizes_of if name else "sizes of the model not published:"
-            return f"{what} {', '.join(lacking)}"
+            unknown = f"the model {row['model']} is not known here, and its row does not say"
+            told = unknown if name else "sizes of the model not published:"
+            return f"{told} {', '.join(lacking)}"
         base = _generic(row, name, sizes)
     shape = _stated(row, name, base, sizes)
     return replace(shape, vocab=_vocab(row, shape.vocab))

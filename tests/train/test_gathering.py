@@ -52,6 +52,8 @@ def test_members_with_folders_of_their_own_train_and_go_on_from_a_checkpoint(
         job = make_job("joined", *SERVED, BSP, f"train.steps={steps}", "train.save_every=1")
         said = gathered(job, tmp_path)
         assert sum("has joined" in line for line in said) == 4
+        assert "worker 0 has joined: 1 there, of 2 for bsp" in said
+        assert "worker 1 has joined: 2 there" in said
     assert any("going on from step 2" in line for line in said)
     one, other = (tensors(tmp_path / name, 4) for name in ("never", "joined"))
     assert one.keys() == other.keys() and len(one) > 20
