@@ -8,20 +8,21 @@ import torch
 
 from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.method import Method, Optimizer, Sync
 from howdah.plan.worker_ranks import whole
 from howdah.server.addresses import Address
-from howdah.server.chunks import CHUNK, chunks_of
+from howdah.server.chunks import chunks_of
 from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
 from howdah.server.host import Host
-from howdah.server.outbox import WINDOW
 from howdah.server.shard import Shard
 from howdah.server.way import Way
 
 SECRET, HELLO = bytes(32), {"bench": "server"}
+WINDOW, CHUNK = Comm().push_window, Comm().push_chunk
 
 
 def buffers(sizes: Sequence[int]) -> list[Buffer]:

@@ -43,7 +43,7 @@ FREE = {  # keys that change no result, but how and where a run is computed, and
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
     *("train.profile", "train.callbacks", "train.tracker", "train.expert_placement"),
     *("comm.sparse", "comm.wire", "comm.trust", "comm.interface"),
-    *("comm.push_order", "comm.push_window", "comm.server_shares"),
+    *("comm.push_order", "comm.push_window", "comm.push_chunk", "comm.server_shares"),
     *("comm.tls.cert", "comm.tls.key", "comm.tls.ca"),
     *(f"comm.algorithm.{one.name}" for one in fields(Algorithms)),
     *(f"storage.{one.name}" for one in fields(Storage)),

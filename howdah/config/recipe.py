@@ -327,10 +327,10 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.train.expert_placement == "load" and run.model.experts is None:
         yield "train.expert_placement is load, and the model has no experts; use number"
     yield from choice_problems(run.comm.algorithm)
-    for key in ("tls", "push_order", "push_window", "server_shares") if not run.method.sync else ():
+    served = "tls", "push_order", "push_window", "push_chunk", "server_shares"
+    for key in served if not run.method.sync else ():
         if getattr(run.comm, key) != getattr(Comm(), key):
-            of = "is for servers and workers of method.sync, which is not given"
-            yield f"comm.{key} {of}; drop it"
+            yield f"comm.{key} is for servers and workers of method.sync, not given; drop it"
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:

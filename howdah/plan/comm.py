@@ -102,6 +102,7 @@ class Comm:
     push_order   of what workers of method.sync and servers send: urgency, what the next forward
                  needs first; fifo, what came first
     push_window  bytes of pushes under way from a worker to each server, of which none is taken back
+    push_chunk   bytes of a unit that are pushed and pulled as one, at most
     server_shares  how much each server keeps, beside the others; empty: all keep as much
     """
 
@@ -113,6 +114,7 @@ class Comm:
     tls: Tls = field(default_factory=Tls)
     push_order: Literal["urgency", "fifo"] = "urgency"
     push_window: Annotated[int, Bound(1 << 16, 1 << 40)] = 8 << 20
+    push_chunk: Annotated[int, Bound(1 << 18, 4 << 20)] = 1 << 20
     server_shares: Annotated[tuple[Annotated[int, Bound(1, 1 << 20)], ...], Length(0, 4096)] = ()
 
     @property

@@ -1,7 +1,7 @@
 """Chunks: the keys of parameter servers, contiguous ranges of flat units.
 
     unit layers.0     |<- server 0 ->|<- server 1 ->|        its range of every unit
-    chunks            |  0  |  1  |  2  | 0 |  1  |  2  |    each at most CHUNK bytes
+    chunks            |  0  |  1  |  2  | 0 |  1  |  2  |    each at most comm.push_chunk bytes
 
 Every server has as many bytes of every unit as the others, or as `comm.server_shares` says, to
 within an element of each range that a rank of a worker pushes (`plan/worker_ranks.py`). Keys count
@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from howdah.plan.flat_buffers import portion, share
 from howdah.plan.worker_ranks import ServedRange
-
-CHUNK = 1 << 20  # bytes, as pushed; between 256 KB, where overhead begins, and 4 MB
 
 
 class Chunk(NamedTuple):
@@ -38,13 +36,13 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(
-    ranges: Sequence[ServedRange], sizes: Sequence[int], *, element_bytes: int, most: int = CHUNK
+    ranges: Sequence[ServedRange], sizes: Sequence[int], *, element_bytes: int, most: int
 ) -> list[list[Chunk]]:
     """For each server its chunks, by key.
 
     ranges  of the units, in forward order
     sizes   how much each server keeps, beside the others
-    most    bytes of a chunk
+    most    bytes of a chunk, as pushed: below 256 KB messages cost more than what they carry
     """
     return [
         [chunk for each in ranges for chunk in _cut(each, sizes, one, most // element_bytes)]

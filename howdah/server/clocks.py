@@ -23,7 +23,7 @@ dropped; what one has pushed that has finished stays.
 This is the state of one server, for its own keys. It has no weights, knows no time, sends nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -85,8 +85,8 @@ class Clocks:
     start      the clock at which the run begins
     members    by place
     versions   by key, how often it was updated
-    stale      how many updates were computed on weights that were so many versions old
-    ages       by place, of its updates: the sum of these ages, and how many updates there were
+    ages       by place, how many of its updates were computed on weights that were so many
+               versions old
     repeated   updates that were sent again, and not applied again
     missed     steps that places have missed while nobody had them
     """
@@ -96,8 +96,7 @@ class Clocks:
     start: int = 0
     members: dict[int, Member] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
-    stale: Counter[int] = field(default_factory=Counter)
-    ages: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ages: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     repeated: int = 0
     missed: int = 0
 
@@ -219,9 +218,7 @@ class Clocks:
         lags = [self.versions[key] - self.members[one.worker].pulled[key] for one in together]
         for update, lag in zip(together, lags, strict=True):
             self.members[update.worker].done[key] = update.clock + 1
-            age, count = self.ages.get(update.worker, (0, 0))
-            self.ages[update.worker] = age + lag, count + 1
-        self.stale.update(lags)
+            self.ages[update.worker][lag] += 1
         self.versions[key] += 1
         return Round(tuple(together), max(lags))
 

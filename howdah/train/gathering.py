@@ -59,6 +59,7 @@ def member_hello(job: Job, corpus: Corpus) -> Said:
         "method": sum_of((job.method, job.init_from is None)),
         "layout": str(job.layout),
         "comm.server_shares": list(job.plan.comm.server_shares),
+        "comm.push_chunk": job.plan.comm.push_chunk,
         "batch": sum_of((job.batch, job.plan.sequence)),
         "number of steps": job.train.steps,
         "train.save_every": job.train.save_every,

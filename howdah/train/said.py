@@ -4,7 +4,8 @@ machine knows the secret, and may be of another version, or broken.
     both     {"said": line}   {"failed": kind, "told": why}   {"trace": name, "text": …}
     server   {"addresses": {shard: [host, port]}, "feeds": …}
              {"done": shard}   {"unreached": shard}
-             {"server": shard, "stale": {"0": 12}, …}      numbers, and counts by number
+             {"server": shard, "clocks": {"0": 12}, …}      numbers, and counts by number;
+             "ages": {"0": {"1": 12}}                       by worker, counts by number
     worker   {"step": 3, "loss": …, "tokens": …, "seconds": …, "waited": …, "queue": …}
 """
 
@@ -55,12 +56,20 @@ def _is_place(value: object) -> bool:
 
 
 def _are_counts(said: Said) -> bool:
-    """Whether all values are numbers, or numbers by number."""
-    return all(
-        isinstance(value, int | float)
-        or (
-            isinstance(value, dict)
-            and all(key.isdecimal() and type(count) is int for key, count in value.items())
+    """Whether all values are numbers, or counts by number; ages are these by number."""
+
+    def are_by_number(value: object) -> bool:
+        return isinstance(value, dict) and all(
+            key.isdecimal() and type(count) is int for key, count in value.items()
         )
-        for value in said.values()
+
+    ages = said.get("ages", {})
+    return (
+        isinstance(ages, dict)
+        and all(place.isdecimal() and are_by_number(of) for place, of in ages.items())
+        and all(
+            isinstance(value, int | float) or are_by_number(value)
+            for name, value in said.items()
+            if name != "ages"
+        )
     )

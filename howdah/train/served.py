@@ -13,7 +13,7 @@ resumed takes those of their samples again.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from socket import socket
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple, Protocol, TypedDict
 from zlib import crc32
 
@@ -46,6 +46,7 @@ from howdah.train.job import Job
 from howdah.train.resume import Start
 
 LEDGERS = "ledgers"  # the folder of them in a run folder
+FREE = 60.0  # seconds in which a dead worker's place holds checkpoints up
 
 
 class Pace(NamedTuple):
@@ -62,12 +63,13 @@ def sync_of(job: Job) -> Sync:
 
 
 def run_hello(job: Job) -> dict[str, object]:
-    """What workers and servers must have in common: version, model, method, batch and seed. Text
-    is compared by the coordinator.
+    """What workers and servers must have in common: version, model, method, batch, seed, and the
+    ranges that are pushed. Text is compared by the coordinator.
     """
     plan = job.plan
     about = job.shape, job.method, plan.sequence, job.batch, job.seed, str(job.layout)
-    settings = crc32(repr((about, plan.comm.server_shares)).encode())
+    cuts = plan.comm.server_shares, plan.comm.push_chunk
+    settings = crc32(repr((about, cuts)).encode())
     return {"version": __version__, "run": job.name, "settings": settings}
 
 
@@ -89,7 +91,8 @@ def chunks_for(job: Job) -> list[list[Chunk]]:
     """By server, its chunks."""
     plan = job.plan
     sizes = server_shares(plan.layout, plan.comm)
-    return chunks_of(served_ranges(plan), sizes, element_bytes=plan.master_bytes)
+    wide, most = plan.master_bytes, plan.comm.push_chunk
+    return chunks_of(served_ranges(plan), sizes, element_bytes=wide, most=most)
 
 
 def pace_of(job: Job, start: Start) -> Pace:
@@ -221,9 +224,7 @@ class Server:
             "waiting": len(self.desk.wishes),
             "queue": self.host.queue,
             "queued": self.host.queued,
-            "stale": dict(sorted(clocks.stale.items())),
-            "ages": {place: age for place, (age, _) in sorted(clocks.ages.items())},
-            "updates": {place: count for place, (_, count) in sorted(clocks.ages.items())},
+            "ages": {place: dict(sorted(ages.items())) for place, ages in [*clocks.ages.items()]},
             "missed": clocks.missed,
             "clocks": {place: one.clock for place, one in sorted(clocks.members.items())},
         }
@@ -259,13 +260,16 @@ class Saves(Protocol):
 
 class SaveSteps:
     """Saves a server's pieces when the workers have come to a step that is due: under bsp all live
-    ones, at the moment between two steps; otherwise the slowest place.
+    ones, at the moment between two steps; otherwise the slowest place. One whose worker has died,
+    and that nobody has taken for a minute, holds up the last step alone.
 
+    free  seconds of that minute
     done  the last step that was given to the saver
     """
 
-    def __init__(self, server: Server, saver: Saves, corpus: Corpus) -> None:
-        self.server, self.saver, self._corpus = server, saver, corpus
+    def __init__(self, server: Server, saver: Saves, corpus: Corpus, *, free: float = FREE) -> None:
+        self.server, self.saver, self._corpus, self._free = server, saver, corpus, free
+        self._since: dict[int, float] = {}  # by place that nobody has: since when
         self._pace = pace_of(server.job, server.start)
         self.done = server.start.step
 
@@ -292,13 +296,30 @@ class SaveSteps:
         Under bsp no key goes on before all have come to a step, so none of them is passed over.
         """
         server, clocks = self.server, self.server.desk.clocks
+        if clock is None:
+            empty = [at for at, one in clocks.members.items() if not (one.live or one.bye)]
+            self._since = {place: self._since.get(place, monotonic()) for place in empty}
         if clock is not None and clock + 1 < self.due():
             return
         first, last = clocks.reached if clocks.sync.barrier else (0, 0)
         step = self.due(first)
-        come = first == last == step if clocks.sync.barrier else server.clock >= step
+        come = first == last == step if clocks.sync.barrier else self._come(step)
         if come and step > self.done:
             samples, updates = self._pace.first(step), server.updates
             about = about_run(server.job, self._corpus, samples=samples, updates=updates, best=None)
             self.saver.save(step=step, entries=server.entries(), about=about)
             self.done = step
+
+    def _come(self, step: int) -> bool:
+        """Whether the slowest place has come to a step; or, before the last one, the slowest of
+        those that are not given up. Such a save awaits no earlier one: another server's part of it
+        may come when the place is taken again.
+        """
+        if self.server.clock >= step:
+            return True
+        if self.saver.busy or step >= self.server.job.train.steps:
+            return False
+        gone = [at for at, since in self._since.items() if monotonic() - since >= self._free]
+        members = self.server.desk.clocks.members.items()
+        there = [one.clock for place, one in members if not one.bye and place not in gone]
+        return min(there, default=0) >= step

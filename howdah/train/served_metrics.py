@@ -1,7 +1,7 @@
 """What is observed of a run with servers: a row of metrics.jsonl, and values for TensorBoard."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -16,13 +16,11 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
     and how many times as long as the others, what waits, and bytes per second of all servers.
 
     steps    by worker, its last report
-    servers  by shard, that of its server
+    servers  by shard, that of its server; `ages`: by worker, how many of its updates were computed
+             on weights that were so many versions old
     """
     tokens = sum(said["tokens"] for said in steps.values())
-    stale: Counter[int] = Counter()
-    for said in servers.values():
-        stale.update({int(age): count for age, count in said.get("stale", {}).items()})
-    ages = sum(age * count for age, count in stale.items())
+    stale = _ages(servers.values())
     clocks = [said["step"] for said in steps.values()]
     busy = {place: said["seconds"] - said["waited"] for place, said in steps.items()}
     slowest = max(busy, key=busy.__getitem__)
@@ -30,9 +28,9 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
     return {
         "loss": sum(said["loss"] for said in steps.values()) / max(tokens, 1),
         "tps": sum(said["tokens"] / max(said["seconds"], 1e-9) for said in steps.values()),
-        "stale": ages / max(stale.total(), 1),
+        "stale": _mean(stale),
         "oldest": max(stale, default=0),
-        "staleness": {str(age): count for age, count in sorted(stale.items())},
+        "staleness": _named(stale),
         "apart": max(clocks) - min(clocks),
         "slowest": slowest,
         "slower": busy[slowest] / max(median(others), 1e-9) if others else 1.0,
@@ -41,31 +39,43 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
         "push_rate": sum(said.get("push_rate", 0.0) for said in servers.values()),
         "pull_rate": sum(said.get("pull_rate", 0.0) for said in servers.values()),
         "workers": [
-            {"worker": place, **said, "stale": _age(place, servers)}
+            {"worker": place, **said, "stale": _mean(ages), "staleness": _named(ages)}
             for place, said in sorted(steps.items())
+            for ages in [_ages(servers.values(), place)]
         ],
-        "servers": [dict(said) for _, said in sorted(servers.items())],
+        "servers": [
+            {**said, "staleness": _named(_ages([said]))} for _, said in sorted(servers.items())
+        ],
     }
 
 
-def _age(place: int, servers: Reports) -> float:
-    """How old the weights of a worker's updates were, in versions: the mean."""
+def _ages(servers: Iterable[Mapping[str, Any]], place: int | None = None) -> Counter[int]:
+    """How many updates of a worker, or of all, were computed on weights that were how old."""
+    found: Counter[int] = Counter()
+    for said in servers:
+        for worker, ages in said.get("ages", {}).items():
+            if place in (None, int(worker)):
+                found.update({int(age): count for age, count in ages.items()})
+    return found
 
-    def total(name: str) -> int:
-        every = [item for said in servers.values() for item in said.get(name, {}).items()]
-        return sum(count for one, count in every if int(one) == place)
 
-    return total("ages") / max(total("updates"), 1)
+def _mean(ages: Counter[int]) -> float:
+    return sum(age * count for age, count in ages.items()) / max(ages.total(), 1)
+
+
+def _named(ages: Counter[int]) -> dict[str, int]:
+    """A histogram as JSON has it."""
+    return {str(age): count for age, count in sorted(ages.items())}
 
 
 def histograms_of(row: Mapping[str, Any]) -> dict[str, dict[int, int]]:
-    """How often weights were how old, by TensorBoard key, since the start: on all servers, and on
-    each.
+    """How often weights were how old, by TensorBoard key, since the start: of all updates, of those
+    of each worker, and on each server.
     """
     found = {"served/staleness": row["staleness"]}
-    for said in row["servers"]:
-        if "stale" in said:
-            found[f"served/server {said['server']} staleness"] = said["stale"]
+    for role in ("worker", "server"):
+        for said in row[f"{role}s"]:
+            found[f"served/{role} {said[role]} staleness"] = said["staleness"]
     return {key: {int(age): n for age, n in counts.items()} for key, counts in found.items()}
 
 

@@ -55,6 +55,7 @@ def test_a_saved_choice_reads_back_and_is_in_the_plan(recipe, tmp_path):
         ("comm.algorithm.all_to_all=bruck", "whose sizes they do not know in training; use pair"),
         ("comm.algorithm.all_to_all=pairwise to 1 kB, bruck", "ranks may have other sizes"),
         ("comm.server_shares=[1]", "comm.server_shares is for servers and workers of method.sync"),
+        ("comm.push_chunk=4194304", "comm.push_chunk is for servers and workers of method.sync"),
         ("comm.push_order=fifo", "comm.push_order is for servers and workers of method.sync"),
         ("comm.algorithm.all_reduce=hypercube", "not 6; use 4 or 8, or all_reduce/halving_doubli"),
     ],
@@ -69,6 +70,9 @@ def test_a_window_of_pushes_has_a_least_size(recipe):
     served = ("layout=server1", "method.grad_clip=0.0", "method.sync.workers=2")
     run = load_run(recipe, [*served, "comm.push_window=9", "comm.push_order=fifo"])
     with pytest.raises(UserError, match=r"comm.push_window is 9; it must be at least 65,536"):
+        resolve_run(run, HERE)
+    run = load_run(recipe, [*served, "comm.push_chunk=8388608"])
+    with pytest.raises(UserError, match=r"push_chunk is 8388608; it must be at most 4,194,304"):
         resolve_run(run, HERE)
 
 

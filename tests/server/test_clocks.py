@@ -325,7 +325,7 @@ def test_how_old_weights_were_is_counted():
         clocks.pulled(worker, 0)
     for worker in range(3):
         clocks.push(Update(worker, 1, 0, 0))
-    assert clocks.stale == {0: 1, 1: 1, 2: 1}
+    assert clocks.ages == {0: {0: 1}, 1: {1: 1}, 2: {2: 1}}
 
 
 def test_a_successor_completes_the_unfinished_step():

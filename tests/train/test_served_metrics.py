@@ -13,8 +13,14 @@ STEPS = {
     2: {"step": 8, "loss": 20.0, "tokens": 20.0, "seconds": 1.0, "waited": 0.5, "queue": 2},
 }
 SERVERS = {
-    0: {"server": 0, "stale": {"0": 2, "3": 1}, "push_rate": 5.0, "pull_rate": 1.0, "queue": 4},
-    1: {"server": 1, "stale": {"0": 1}, "push_rate": 7.0, "pull_rate": 1.0, "missed": 2},
+    0: {
+        "server": 0,
+        "ages": {"0": {"0": 2}, "1": {"3": 1}},
+        "push_rate": 5.0,
+        "pull_rate": 1.0,
+        "queue": 4,
+    },
+    1: {"server": 1, "ages": {"1": {"0": 1}}, "push_rate": 7.0, "pull_rate": 1.0, "missed": 2},
 }
 
 
@@ -22,6 +28,9 @@ def test_a_row_has_what_all_workers_and_servers_say():
     row = measured(STEPS, SERVERS)
     assert row["loss"] == 60 / 40 and row["tps"] == 5 + 10 + 20
     assert row["staleness"] == {"0": 3, "3": 1} and row["stale"] == 3 / 4 and row["oldest"] == 3
+    assert [one["staleness"] for one in row["servers"]] == [{"0": 2, "3": 1}, {"0": 1}]
+    assert [one["staleness"] for one in row["workers"]] == [{"0": 2}, {"0": 1, "3": 1}, {}]
+    assert [one["stale"] for one in row["workers"]] == [0.0, 1.5, 0.0]
     assert row["apart"] == 2 and row["queue"] == 3
     assert (row["slowest"], row["slower"]) == (0, 1.5 / 0.5)
     assert (row["push_rate"], row["pull_rate"]) == (12.0, 2.0)
@@ -63,11 +72,10 @@ def test_a_server_counts_what_it_was_pushed_and_asked_for(make_job, kind, monkey
         size = sum(chunk.length for chunk in chunks) * width
         assert (told["pushes"], told["pulls"]) == (3 * len(chunks), 3 * len(chunks))
         assert (told["push_rate"], told["pull_rate"]) == (3 * size / 2, 3 * size / 2)
-        assert (
-            told["stale"] == {0: 3 * len(chunks)} if kind == "bsp" else sum(told["stale"].values())
-        )
+        assert sum(told["ages"][0].values()) == 3 * len(chunks)
+        assert kind == "asp" or told["ages"] == {0: {0: 3 * len(chunks)}}
         assert told["queue"] >= 1 and told["queued"] == told["waiting"] == 0
-        assert told["updates"] == {0: 3 * len(chunks)} and told["clocks"] == {0: 3}
+        assert told["clocks"] == {0: 3}
     assert (later["push_rate"], later["pushes"]) == (0.0, found[0]["pushes"])
 
 
@@ -88,6 +96,8 @@ def test_staleness_is_a_histogram_that_tensorboard_reads(tmp_path):
     Board(tmp_path, step=7).add({}, 8, {"nothing yet": {}})
     read = accumulator(str(tmp_path))
     read.Reload()
+    names = "worker 0", "worker 1", "server 0", "server 1"
+    assert {*read.Tags()["histograms"]} >= {f"served/{one} staleness" for one in names}
     (event,) = read.Histograms("served/staleness")
     found = event.histogram_value
     assert event.step == 7

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -98,6 +99,8 @@ class Saved:
     def __init__(self, server):
         self.steps, self._server = [], server
 
+    busy = False
+
     def save(self, *, step, entries, about):
         versions = {*self._server.desk.clocks.versions}
         self.steps.append((step, versions, about.samples))
@@ -106,7 +109,13 @@ class Saved:
 @pytest.fixture
 def desk(make_job):
     """The only server of a run of two workers under bsp, and what it saves."""
-    sync = 'method.sync={kind = "bsp", workers = 2}'
+    with desk_under(make_job, "bsp") as there:
+        yield there
+
+
+@contextmanager
+def desk_under(make_job, kind, **options):
+    sync = f'method.sync={{kind = "{kind}", workers = 2}}'
     more = ("layout=server1", sync, "train.steps=6", "train.save_every=2")
     job = make_job("saves", *SERVED[1:], *more)
     corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
@@ -114,7 +123,7 @@ def desk(make_job):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(job, 0, start=start, listener=listener, secret=bytes(32))
         saved = Saved(server)
-        server.desk.after = SaveSteps(server, saved, corpus).look
+        server.desk.after = SaveSteps(server, saved, corpus, **options).look
         for worker in (0, 1):
             server.desk.join(worker)
         yield server.desk, saved.steps
@@ -162,6 +171,26 @@ def test_checkpoints_under_bsp_are_between_two_steps_while_a_place_is_free(desk)
     push(desk, 0, 5)
     push(desk, 1, 5, incarnation)
     assert saved[2:] == [(6, {6}, 24)]
+
+
+@pytest.mark.parametrize(("free", "steps"), [(0.0, [2, 4]), (1e9, [])])
+def test_a_place_that_nobody_takes_holds_up_the_last_checkpoint_alone(make_job, free, steps):
+    """And none before the time is over, or while the one before is being written."""
+    with desk_under(make_job, "asp", free=free) as (desk, saved):
+        push(desk, 1, 0)
+        push(desk, 0, 0)
+        push(desk, 0, 1)
+        assert saved == []
+        desk.leave(1, 1)
+        for clock in range(2, 6):
+            push(desk, 0, clock)
+        assert [step for step, _, _ in saved] == steps
+        incarnation, clock = desk.join(1)
+        assert clock == 1
+        desk.leave(0, 1, finished=True)
+        for clock in range(1, 6):
+            push(desk, 1, clock, incarnation)
+        assert [step for step, _, _ in saved] == [2, 4, 6]
 
 
 def test_the_last_checkpoint_is_saved_when_the_last_worker_dies_or_has_nothing_to_do(desk):
