@@ -250,7 +250,8 @@ class Follower:
                     frames.close()
                     continue
                 self._end()  # it comes again, or another one has its place
-                self._reader = Thread(target=self._hear, args=(frames,), daemon=True)
+                self._frames, self._outbox = frames, Outbox(fifo=True)
+                self._reader = Thread(target=self._hear, args=(frames, self._outbox), daemon=True)
                 self._reader.start()
 
     def _is_awaited(self, said: bytes) -> bool:
@@ -259,9 +260,7 @@ class Follower:
         except (ValueError, RecursionError):
             return False
 
-    def _hear(self, frames: Frames) -> None:
-        outbox = Outbox(fifo=True)
-        self._frames, self._outbox = frames, outbox
+    def _hear(self, frames: Frames, outbox: Outbox) -> None:
         sender = Thread(target=outbox.carry, args=(frames,), daemon=True, name="has")
         sender.start()
         self._host.do(lambda desk: self._tell(self._chain.has))
@@ -276,6 +275,8 @@ class Follower:
         except (FrameError, Refused, ValueError, struct.error) as error:
             self.why = str(error)
             self._host.count("refused", is_damage(error))
+        except Exception as error:  # a deed that was begun may not be done
+            self._host.broken = error
         finally:
             outbox.close()
             sender.join()

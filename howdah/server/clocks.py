@@ -5,7 +5,7 @@ A worker p has a *clock* c_p, the number of steps that it has finished. In step 
 
     bsp      a pull at clock c contains exactly the updates with clocks below c of all live workers.
              The updates of a clock are applied together, added in the order of the workers
-    asp      an update is applied when it arrives; a pull gets what is there
+    asp      an update is applied when it arrives; a pull gets what is there, once all of its own is
     ssp(s)   as asp, but a pull at clock c contains at least all updates with clocks up to c - s - 1
              of all live workers, and all of its own (Ho et al. 2013,
              https://papers.nips.cc/paper/4894)
@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from howdah.plan.method import Sync
+
+INCARNATIONS = 1 << 62  # and less is one of them: it has a field of a message
 
 
 class Update(NamedTuple):
@@ -71,10 +73,21 @@ class Member:
     pulled: list[int]
     bye: bool = False
 
+    def __post_init__(self) -> None:
+        self._at = Counter(self.done)  # keys, by the clock that they expect
+
     @property
     def clock(self) -> int:
         """The number of steps whose updates are all there."""
-        return min(self.done)
+        return min(self._at)
+
+    def expect(self, key: int, clock: int) -> None:
+        """The update of a key that is expected next."""
+        self._at[self.done[key]] -= 1
+        if not self._at[self.done[key]]:
+            del self._at[self.done[key]]
+        self.done[key] = clock
+        self._at[clock] += 1
 
 
 @dataclass
@@ -83,6 +96,7 @@ class Clocks:
 
     keys       number of keys of this server, which are numbered from 0
     start      the clock at which the run begins
+    end        the clock at which it ends
     members    by place
     versions   by key, how often it was updated
     ages       by place, how many of its updates were computed on weights that were so many
@@ -94,6 +108,7 @@ class Clocks:
     sync: Sync
     keys: int
     start: int = 0
+    end: int = 1 << 62
     members: dict[int, Member] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
     ages: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -135,6 +150,8 @@ class Clocks:
         """
         if not 0 <= worker < self.sync.workers:
             raise Refused(f"worker {worker} has no place among {self.sync.workers}")
+        if not 0 <= incarnation < INCARNATIONS:
+            raise Refused(f"{incarnation} is no incarnation")
         old = self.members[worker]
         done = old.done
         if incarnation and incarnation <= old.incarnation:
@@ -164,7 +181,10 @@ class Clocks:
         Returns the rounds of bsp that are complete without it.
         """
         one = self._member(worker, incarnation, 0)
-        one.done = [max(done, clock) for done in one.done]
+        if not self.start <= clock <= self.end:
+            raise Refused(f"clock {clock} is not one of {self.start} to {self.end}")
+        for key in range(self.keys):
+            one.expect(key, max(one.done[key], clock))
         return [together for key in range(self.keys) for together in self._complete(key)]
 
     def leave(self, worker: int, incarnation: int, *, finished: bool = False) -> list[Round]:
@@ -194,6 +214,8 @@ class Clocks:
         """
         worker, incarnation, clock, key = update
         done = self._member(worker, incarnation, key).done[key]
+        if clock < self.start:
+            raise Refused(f"worker {worker} pushes clock {clock}, and {self.start} is the first")
         if clock < done or worker in self._rounds[key]:
             self.repeated += 1
             return []
@@ -217,7 +239,7 @@ class Clocks:
     def _applied(self, key: int, together: list[Update]) -> Round:
         lags = [self.versions[key] - self.members[one.worker].pulled[key] for one in together]
         for update, lag in zip(together, lags, strict=True):
-            self.members[update.worker].done[key] = update.clock + 1
+            self.members[update.worker].expect(key, update.clock + 1)
             self.ages[update.worker][lag] += 1
         self.versions[key] += 1
         return Round(tuple(together), max(lags))
@@ -227,10 +249,10 @@ class Clocks:
     def may_pull(self, worker: int, incarnation: int, *, clock: int, key: int) -> bool:
         """Whether a pull of a worker that is at `clock` can be answered now. Raises Refused."""
         own = self._member(worker, incarnation, key).done[key]
-        if clock > own + 1:
+        if not self.start <= clock <= own + 1:
             raise Refused(f"worker {worker} pulls key {key} at clock {clock}, and is at {own}")
-        if self.sync.kind == "asp":
-            return True
+        if self.sync.kind == "asp":  # behind its own push, on whose weights it would not be
+            return own >= clock
         bound = 0 if self.sync.barrier else self.sync.bound
         return own >= clock and all(
             self.members[one].done[key] >= clock - bound for one in self.live

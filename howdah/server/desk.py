@@ -1,15 +1,18 @@
 """The desk of a server: what comes in, what is applied, and what goes out, without a wire.
 
     push ──> clocks ──> rounds ──> shard      weights of one server
-    pull ──> queue  ──> clocks ──> answers    the most urgent first, those that wait stay
+    pull ──> wishes ──> clocks ──> answers    the most urgent first, those that wait stay
 
 A transport calls it from one thread. Every update that is applied and every pull that is answered
 is a line of its ledger, in that order. Everything that changes its state is also recorded as a
 deed: another desk that does the same deeds (`redo`) is its replica to the last bit.
+
+A push concerns the pulls of its key alone, so these are looked at; those of all keys when workers
+come and go.
 """
 
-from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,6 +31,9 @@ class Wish(NamedTuple):
     worker: int
     incarnation: int
     clock: int
+
+
+Wishes = dict[int, dict[int, Wish]]  # by key and worker
 
 
 class Answer(NamedTuple):
@@ -59,7 +65,6 @@ class Desk:
 
     clocks   what is applied when
     shard    weights and optimizer states
-    wishes   pulls that wait
     ledger   what was done so far
     fifo     whether pulls are answered in the order in which they came, not by urgency
     after    called with the latest clock of rounds that were applied; with None when a worker has
@@ -70,13 +75,19 @@ class Desk:
 
     def __init__(self, clocks: Clocks, shard: Shard, *, fifo: bool = False) -> None:
         self.clocks, self.shard, self.fifo = clocks, shard, fifo
-        self.wishes: list[Wish] = []
+        self._wishes: Wishes = {}
+        self._looks: set[int] = set()  # keys of which a pull may be answered by now
         self.after: Callable[[int | None], None] = lambda clock: None
         self.record: Callable[[Deed, Term | None], None] = lambda deed, term: None
         self.applied: Callable[[Term], None] = lambda term: None
         self.ledger: list[Event] = []
         self._terms: dict[Update, Term] = {}  # of rounds that wait
         self._arrived = 0
+
+    @property
+    def wishes(self) -> list[Wish]:
+        """The pulls that wait, the most urgent first."""
+        return self._among([*self._wishes])
 
     def push(self, update: Update, term: Term) -> bool:
         """Takes an update; whether it was new. Raises Refused."""
@@ -85,18 +96,19 @@ class Desk:
         if new := self.clocks.repeated == repeated:
             self._terms[update] = term
             self.record(Deed(PUSH, *update), term)
+        self._looks.add(update.key)
         self._apply(rounds)
         return new
 
     def pull(self, worker: int, incarnation: int, *, clock: int, key: int) -> None:
         """Takes a pull, which `answers` answers when it may. Raises Refused."""
         self.clocks.may_pull(worker, incarnation, clock=clock, key=key)
+        waiting = self._wishes.setdefault(key, {})
+        if worker in waiting:
+            raise Refused(f"worker {worker} pulls key {key} again, and has not been answered")
         self._arrived += 1
-        wish = Wish(key, self._arrived, worker, incarnation, clock)
-        if self.fifo:
-            self.wishes.append(wish)
-        else:
-            insort(self.wishes, wish)
+        waiting[worker] = Wish(key, self._arrived, worker, incarnation, clock)
+        self._looks.add(key)
 
     def join(self, worker: int, incarnation: int = 0) -> tuple[int, int]:
         """A process takes a place; see `Clocks.join`. What its predecessor wanted is forgotten."""
@@ -110,13 +122,15 @@ class Desk:
         """A worker begins at a clock; rounds that are complete without it are applied."""
         rounds = self.clocks.begin(worker, incarnation, clock)
         self.record(Deed(BEGIN, worker, incarnation, clock), None)
+        self._looks |= {*self._wishes}
         self._apply(rounds)
         self.after(None)
 
     def hang_up(self, worker: int, rank: int = 0) -> None:
         """The connection of a worker's rank has ended: it will ask again for what it waits for."""
-        gone, chunks = (worker, rank), self.shard.chunks
-        self.wishes = [one for one in self.wishes if (one.worker, chunks[one.key].rank) != gone]
+        for key, waiting in self._wishes.items():
+            if self.shard.chunks[key].rank == rank:
+                waiting.pop(worker, None)
 
     def leave(self, worker: int, incarnation: int, *, finished: bool = False) -> None:
         """The process of a place has ended; see `Clocks.leave`."""
@@ -131,22 +145,28 @@ class Desk:
         """Yields the pulls that may be answered now. Each must have been sent, or copied, before
         the next message is taken.
         """
-        rest, self.wishes = iter(self.wishes), []
+        rest = iter(self._among(self._looks))
+        self._looks = set()
         try:
             for wish in rest:
                 key, _, worker, incarnation, clock = wish
                 try:
                     may = self.clocks.may_pull(worker, incarnation, clock=clock, key=key)
                 except Refused:
-                    continue  # it has gone
-                if not may:
-                    self.wishes.append(wish)
-                    continue
-                weights = self.shard.pulled(worker, key)
-                version = self._pulled(Update(worker, incarnation, clock, key))
-                yield Answer(worker, key, clock, version, weights)
+                    may = False  # it has gone
+                    del self._wishes[key][worker]
+                if may:
+                    weights = self.shard.pulled(worker, key)
+                    del self._wishes[key][worker]
+                    version = self._pulled(Update(worker, incarnation, clock, key))
+                    yield Answer(worker, key, clock, version, weights)
         finally:
-            self.wishes += rest
+            self._looks |= {wish.key for wish in rest}
+
+    def _among(self, keys: Iterable[int]) -> list[Wish]:
+        """The pulls of some keys that wait, in the order in which they are answered."""
+        found = [wish for key in keys for wish in self._wishes.get(key, {}).values()]
+        return sorted(found, key=attrgetter("arrived")) if self.fifo else sorted(found)
 
     def redo(self, deed: Deed, term: Term | None) -> None:
         """Does what another desk has done. Raises Refused for a deed that cannot follow."""
@@ -185,6 +205,9 @@ class Desk:
             self.after(max(one.updates[0].clock for one in rounds))
 
     def _forget(self, worker: int, *, terms: bool = True) -> None:
-        self.wishes = [wish for wish in self.wishes if wish.worker != worker]
+        """Forgets what a worker wants; others may be answered without it."""
+        for waiting in self._wishes.values():
+            waiting.pop(worker, None)
+        self._looks |= {*self._wishes}
         if terms:
             self._terms = {one: term for one, term in self._terms.items() if one.worker != worker}

@@ -4,15 +4,15 @@
     each worker   one thread reads its frames and works at the desk, one sends from its outbox
 
 The desk has one lock. A worker that reads slowly, or sends half a frame and no more, keeps its own
-two threads busy and nobody else's. A frame that is damaged, too long, or comes twice, and a message
-that no sound worker sends, end its connection and are counted; one that is cut ends it. A worker
-whose connection has ended has `grace` seconds to come back with its incarnation; then its place is
-free.
+two threads busy and nobody else's; who asks for more than it reads is not read either. A frame that
+is damaged, too long, or comes twice, and a message that no sound worker sends, end its connection
+and are counted; one that is cut ends it. A worker whose connection has ended has `grace` seconds to
+come back with its incarnation; then its place is free. An error that none of this explains ends the
+server: what was counted as done may not be.
 
 A host with replicas keeps back what it posts until they have done what led to it (`chain.py`).
 """
 
-import json
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -33,6 +33,7 @@ from howdah.comm.handshake import Door
 from howdah.plan.recording import Call
 from howdah.server.clocks import Refused, Update
 from howdah.server.desk import Desk
+from howdah.server.guests import Guest, read_hello
 from howdah.server.messages import (
     ACK,
     BEGIN,
@@ -42,7 +43,6 @@ from howdah.server.messages import (
     PING,
     PULL,
     PUSH,
-    REFUSED,
     SILENCE,
     TRADE,
     WEIGHTS,
@@ -51,13 +51,14 @@ from howdah.server.messages import (
     fields_of,
 )
 from howdah.server.moments import Message, Moments
-from howdah.server.outbox import Letter, Outbox
+from howdah.server.outbox import Letter
 from howdah.server.shard import Term
 from howdah.server.spares import Spares
 
 GRACE = 2.0  # seconds in which it can come back
 RETURN = 15.0  # seconds in which workers find the one that has taken a dead server's place
 RECENT = 4096  # pushes and pulls that are kept for a trace
+LETTERS = 4  # times as many as chunks may wait for a worker that does not read
 GLANCE = 0.05  # seconds between looks at the door
 
 
@@ -68,39 +69,20 @@ class Copies(Protocol):
     has: int
 
 
-class Guest:
-    """A connected worker.
-
-    seat         that it asked for in its hello
-    process      its number among those that were started, as it says
-    incarnation  once it has joined
-    landing      where the payload of its latest push landed
-    last         what it is told before its connection is ended
-    sender       the thread that sends to it
-    """
-
-    def __init__(self, frames: Frames, place: int, rank: int, *, fifo: bool) -> None:
-        self.frames, self.place, self.rank, self.seat = frames, place, rank, (place, rank)
-        self.process = self.incarnation = 0
-        self.outbox = Outbox(window=1 << 62, fifo=fifo)  # it asked for all that it gets
-        self.landing: Tensor | None = None
-        self.last = ""
-        carry = partial(self.outbox.carry, frames, lambda: self.last)
-        self.sender = Thread(target=carry, daemon=True, name=f"to worker {place}")
-
-
 class Host:
     """One server.
 
     door    of a listening socket, which the caller closes
     hello   what a worker must say too: the run, as both ends must have it
     dtype   of the weights that are sent
+    ranks   of each worker; 0: as many as have chunks
     grace   seconds that a worker has to come back
     copies  what replicas have; None: there are none
     counts  by name: what happened, for metrics
     gone    by place whose worker did not come back, the number of that process
     recent  the latest pushes and pulls, and when they were
     why     of the last connection that was ended: the reason
+    broken  an error in one of its threads, which ends the server
     """
 
     def __init__(
@@ -114,10 +96,12 @@ class Host:
         copies: Copies | None = None,
     ) -> None:
         self.desk, self._door, self._hello, self._dtype = desk, door, hello, dtype
+        self.ranks = 0
+        self._most_letters = 64 + LETTERS * len(desk.shard.chunks)
         self._grace, self._copies, self._spares = grace, copies, Spares()
         if not copies:  # which keep what they have not copied yet
             desk.applied = lambda term: self._spares.give(term.summed)
-        self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._held: deque[tuple[int, Guest, Letter]] = deque()
         self._holding, self._deepest = Lock(), 0
         self._lock = Lock()
         self._guests: dict[tuple[int, int], Guest] = {}  # by place, and rank of a worker
@@ -129,6 +113,12 @@ class Host:
         self.gone: dict[int, int] = {}
         self._has: dict[int, int] = {}  # by place, the number of the process that has it
         self.why = ""
+        self.broken: Exception | None = None
+
+    def heed(self) -> None:
+        """Raises the error that has broken this host, if one has."""
+        if self.broken:
+            raise self.broken
 
     def look(self, seconds: float = GLANCE) -> None:
         """Lets in who is at the door, and frees the places of those who did not come back."""
@@ -190,7 +180,9 @@ class Host:
         """Posts what was kept back until replicas have the deed `number`."""
         with self._holding:
             while self._held and self._held[0][0] <= number:
-                self._held.popleft()[1]()
+                _, guest, letter = self._held.popleft()
+                guest.outbox.post(letter)
+                guest.held -= 1
 
     def _post(self, guest: Guest, kind: int, said: Fields, weights: Tensor | None = None) -> None:
         """Posts a letter, when replicas have done all that this server has.
@@ -202,8 +194,9 @@ class Host:
             buffers, sent = bytes_of(weights), partial(self._spares.give, weights)
             letter = Letter(kind, said.packed, buffers, said.key, weights.nbytes, sent)
         with self._holding:
-            if self._copies and self._copies.has < self._copies.seq:
-                self._held.append((self._copies.seq, partial(guest.outbox.post, letter)))
+            if self._copies and (self._held or self._copies.has < self._copies.seq):
+                self._held.append((self._copies.seq, guest, letter))
+                guest.held += 1
             else:
                 guest.outbox.post(letter)
 
@@ -220,43 +213,28 @@ class Host:
     # -- the threads of one worker
 
     def _let_in(self, sock: socket.socket, said: bytes) -> None:
-        place, rank, process, problem = self._read(said)
-        frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=self.most)
-        guest = Guest(frames, place, rank, fifo=self.desk.fifo)
-        guest.process = process
-        if problem:
+        ranks = self.ranks or 1 + max(chunk.rank for chunk in self.desk.shard.chunks)
+        hello = read_hello(said, self._hello, ranks)
+        frames = Frames(sock, f"worker {hello.place}", seconds=SILENCE, most=self.most)
+        guest = Guest(frames, hello, fifo=self.desk.fifo)
+        if hello.problem:
             self.count("refused")
-            self.why = problem
-        turn_away = partial(_turn_away, guest, problem)
-        run = turn_away if problem else partial(self._hear, guest)
-        thread = Thread(target=run, daemon=True, name=f"worker {place}")
+            self.why = hello.problem
+        turn_away = partial(guest.turn_away, hello.problem)
+        run = turn_away if hello.problem else partial(self._hear, guest)
+        thread = Thread(target=run, daemon=True, name=f"worker {hello.place}")
         thread.start()
         self._open.append((thread, guest))
-
-    def _read(self, said: bytes) -> tuple[int, int, int, str]:
-        """The place and rank that a hello asks for, the process, and what is wrong with it."""
-        try:
-            theirs = json.loads(said)
-            found = theirs.pop("place"), theirs.get("rank", 0), theirs.get("process", 0)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return -1, 0, 0, "the hello is none of a worker"
-        if any(type(one) is not int for one in found):
-            return -1, 0, 0, "the hello is none of a worker"
-        for name, mine in self._hello.items():
-            if theirs.get(name) != mine:
-                why = f"the worker's {name} is {theirs.get(name)}, and the server's {mine}"
-                return *found, why
-        return *found, ""
 
     def _hear(self, guest: Guest) -> None:
         guest.sender.start()
         room = partial(self._room, guest)
         try:
             while True:
+                guest.wait_for_room(self._most_letters)
                 frame = guest.frames.receive(room)
                 with self._lock:
-                    if not self._take(guest, frame.kind, fields_of(frame.fields)):
-                        return
+                    self._take(guest, frame.kind, fields_of(frame.fields))
                     self._deliver()
         except FrameError as error:
             self.count("refused", is_damage(error))
@@ -265,6 +243,8 @@ class Host:
             self.count("refused")
             guest.last = str(error)
             self._ended(guest, str(error))
+        except Exception as error:
+            self.broken = error
         finally:
             guest.outbox.close()
             guest.sender.join()
@@ -283,8 +263,8 @@ class Host:
         guest.landing = self._spares.take(master.numel(), master.dtype)
         return bytes_of(guest.landing)
 
-    def _take(self, guest: Guest, kind: int, said: Fields) -> bool:
-        """Does what a message asks; whether more may come."""
+    def _take(self, guest: Guest, kind: int, said: Fields) -> None:
+        """Does what a message asks."""
         clock, key, value = said
         mine, chunks = (guest.place, guest.incarnation), self.desk.shard.chunks
         if kind == JOIN:
@@ -315,11 +295,9 @@ class Host:
             if guest.rank == 0:  # when all of its ranks have pushed everything
                 self.counts["finished"] += 1
                 self.desk.leave(*mine, finished=True)
-                self._deliver()
-            return False
+            self._post(guest, BYE, said)
         else:
             raise Refused(f"worker {guest.place} sends a message of kind {kind}")
-        return True
 
     def _pull(self, guest: Guest, said: Fields) -> None:
         self.desk.pull(guest.place, guest.incarnation, clock=said.clock, key=said.key)
@@ -389,12 +367,3 @@ class Host:
                 self._forget(guest.seat)
                 self._lost[guest.seat] = guest.incarnation, monotonic()
                 self.desk.hang_up(*guest.seat)
-
-
-def _turn_away(guest: Guest, why: str) -> None:
-    """Tells a worker why it is refused, and ends its connection when it has read that."""
-    with suppress(FrameError, OSError):
-        guest.frames.send(REFUSED, why.encode()[: 1 << 12])
-        guest.frames.sock.shutdown(socket.SHUT_WR)
-        guest.frames.receive()
-    guest.frames.close()

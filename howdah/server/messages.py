@@ -14,11 +14,13 @@
       PING   after a few seconds without  <─>   PING   from both ends
              anything else
       BYE    it has finished              ──>
+                                          <──   BYE      it has left
                                           <──   REFUSED  a sentence in the place of the fields
 
 A worker that has lost its connection joins again with its incarnation, and sends what was not
-acknowledged once more. One that has finished, or is asked to leave, says BYE; one that is silent
-for too long has left, and so has a server: both ends notice when the other is frozen, or its
+acknowledged once more. One that has finished, or is asked to leave, says BYE until it is heard, for
+the servers drop what an unfinished worker has pushed of an open round. One that is silent for too
+long has left, and so has a server: both ends notice when the other is frozen, or its
 machine is gone. What a server and its replica say to each other is in `chain.py`, what members and
 the coordinator of a run, in `line.py`.
 """

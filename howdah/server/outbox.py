@@ -104,6 +104,11 @@ class Outbox:
         with self._changed:
             return len(self._small) + len(self._large)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._closed
+
     def carry(self, frames: Frames, refusal: Callable[[], str] = str) -> None:
         """Sends what is posted until the outbox is closed or the connection ends; ends it then.
 

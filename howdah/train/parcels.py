@@ -90,7 +90,7 @@ class Parcels:
         self.saved, self.failed = -1, ""
 
     def take(self, name: str) -> None:
-        """A file has come. Raises UserError if the checkpoint that it completes is of no use."""
+        """A file has come; the last one of a checkpoint completes it, or says why not."""
         draft, _, file = name.partition("/")
         ranks = self._come.setdefault(draft, set())
         ranks.add(file)
@@ -105,15 +105,16 @@ class Parcels:
         self.failed = why
 
     def _publish(self, draft: Path) -> None:
-        first = draft / rank_file(0, "done")
-        own = decode(first.read_bytes(), str(first))
-        first.unlink()
+        first, named = draft / rank_file(0, "done"), draft.name.removesuffix(".tmp")
         team = one_site(0, self._servers)
         try:
+            own = decode(first.read_bytes(), str(first))
+            first.unlink()
             publish(self.folder, own, team, deadline=1.0, cancelled=Event())
             prune(self.folder, own.step, keep=self._keep, best=set())
         except (OSError, UserError) as error:
             self.failed = str(error)
-            self._say(f"the checkpoint of step {own.step} was not saved: {error}")
+            step = int(named.removeprefix("step-"))
+            self._say(f"the checkpoint of step {step} was not saved: {error}")
             return
         self.saved = max(self.saved, own.step)

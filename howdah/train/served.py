@@ -46,6 +46,7 @@ from howdah.train.job import Job
 from howdah.train.resume import Start
 
 LEDGERS = "ledgers"  # the folder of them in a run folder
+KEPT = 1 << 20  # events that are kept for a disk that takes none
 FREE = 60.0  # seconds in which a dead worker's place holds checkpoints up
 
 
@@ -136,7 +137,8 @@ class Server:
             chunks, masters, job.method, lambda clock: learning_rate(rate, step=clock, steps=steps)
         )
         fifo = job.plan.comm.push_order == "fifo"
-        self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard, fifo=fifo)
+        clocks = Clocks(sync_of(job), len(chunks), start.step, steps)
+        self.desk = Desk(clocks, shard, fifo=fifo)
         self._restore(shard)
         hello = run_hello(job)
         tls = job.plan.comm.tls
@@ -146,10 +148,12 @@ class Server:
         self.host = Host(
             self.desk, door, hello, dtype=DTYPES[job.method.precision], copies=self.chain
         )
+        self.host.ranks = job.layout.workers
         if self.chain:
             self.desk.record, self.chain.told = self.chain.record, self.host.release
         self.ledger = job.folder / LEDGERS / f"server-{number}-from-{start.step}"
-        self._wrote, self._counted = False, (perf_counter(), 0, 0)
+        self._whole, self._unwritten = 0, list[Event]()  # bytes of the ledger; what is not there
+        self._counted = perf_counter(), 0, 0
 
     def _filled(self, chunk: Chunk) -> Tensor:
         wide = torch.promote_types(DTYPES[self.job.method.precision], torch.float32)
@@ -231,19 +235,23 @@ class Server:
 
     def write_ledger(self) -> None:
         """Appends what was applied and answered since the last time to the run's ledger, which
-        begins empty: an earlier start that saved nothing has left one of the same name.
+        begins empty: an earlier start that saved nothing has left one of the same name. What a full
+        disk has not taken is kept, and written the next time.
         """
-        events: list[Event] = []
 
         def take(desk: Desk) -> None:
-            events.extend(desk.ledger)
+            self._unwritten += desk.ledger
             desk.ledger.clear()
+            del self._unwritten[:-KEPT]
 
         self.host.do(take)
         self.ledger.parent.mkdir(parents=True, exist_ok=True)
-        with self.ledger.open("a" if self._wrote else "w") as file:
-            file.writelines(f"{event}\n" for event in events)
-        self._wrote = True
+        with self.ledger.open("ab" if self._whole else "wb") as file:
+            file.truncate(min(file.tell(), self._whole))  # of a line that was cut
+            file.write("".join(f"{event}\n" for event in self._unwritten).encode())
+            file.flush()
+            self._whole = file.tell()
+        self._unwritten.clear()
 
 
 class Saves(Protocol):
@@ -301,6 +309,9 @@ class SaveSteps:
             self._since = {place: self._since.get(place, monotonic()) for place in empty}
         if clock is not None and clock + 1 < self.due():
             return
+        live = [clocks.members[place].clock for place in clocks.live]
+        if clocks.sync.barrier and live and min(live) < self.due(min(live)):
+            return  # some key lacks the step; to look at all of them takes long
         first, last = clocks.reached if clocks.sync.barrier else (0, 0)
         step = self.due(first)
         come = first == last == step if clocks.sync.barrier else self._come(step)

@@ -114,6 +114,8 @@ class Shards:
             while not request.signal and self._do():
                 for saves in self._serving.values():
                     saves.server.host.look(GLANCE / len(self._serving))
+                for server in self._servers.values():
+                    server.host.heed()
                 if perf_counter() - reported > TELL:
                     reported = perf_counter()
                     self._report()

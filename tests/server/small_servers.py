@@ -79,32 +79,48 @@ def run_in_turns(sync, servers, seed, *, name="adamw", steps=STEPS):
     while any(worker.clock < steps for worker in workers):
         worker = random.choice(workers)
         if worker.clock < steps:
-            worker.go_on(random)
+            worker.go_on(random, steps)
         for server, desk in enumerate(desks):
             for answer in desk.answers():
-                workers[answer.worker].pulled[server, answer.key] = answer.weights.clone()
+                workers[answer.worker].take(answer, (server, answer.key))
     return desks
 
 
 class _Worker:
     def __init__(self, place, places, desks):
         self.place, self.places, self.desks = place, places, desks
-        self.clock, self.pulled, self.pushes, self.asked = 0, {}, {}, False
+        self.clock, self.pulled, self.pushes, self.asked = 0, {}, {}, set()
+        self.early = {}  # of the next step
         for desk in desks:
             assert desk.join(place) == (1, 0)
 
-    def go_on(self, random):
-        """Asks for all weights, or pushes one chunk."""
-        if not self.asked:
-            for server, key in sorted(self.places):
-                self.desks[server].pull(self.place, 1, clock=self.clock, key=key)
-            self.asked = True
+    def take(self, answer, at):
+        """Weights have come."""
+        kept = self.pulled if answer.clock == self.clock else self.early
+        kept[at] = answer.weights.clone()
+
+    def ask(self, clock, places):
+        for server, key in places:
+            self.asked.add((clock, server, key))
+            self.desks[server].pull(self.place, 1, clock=clock, key=key)
+
+    def go_on(self, random, steps):
+        """Asks for weights, or pushes one chunk, or asks for one that it has still to push: pulls
+        are short, and overtake pushes.
+        """
+        rest = [at for at in sorted(self.places) if (self.clock, *at) not in self.asked]
+        if rest:
+            self.ask(self.clock, rest)
+        elif self.pushes and self.clock + 1 < steps and random.random() < 0.3:
+            at = random.choice(sorted(self.pushes))
+            if (self.clock + 1, *at) not in self.asked:
+                self.ask(self.clock + 1, [at])
         elif self.pushes:
             server, key = at = random.choice(sorted(self.pushes))
             update = Update(self.place, 1, self.clock, key)
             assert self.desks[server].push(update, self.pushes.pop(at))
             if not self.pushes:
-                self.clock, self.pulled, self.asked = self.clock + 1, {}, False
+                self.clock, self.pulled, self.early = self.clock + 1, self.early, {}
         elif self.pulled.keys() == self.places:
             self.pushes = gradient((self.place, 1, self.clock), self.pulled)
 

@@ -227,7 +227,8 @@ def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is
             Desk(Clocks(sync, 1), shard), door_of(deaf), HELLO, dtype=torch.float64, copies=chain
         )
         host.desk.record, chain.told = chain.record, host.release
-        guest = type("Guest", (), {"outbox": type("Box", (), {"post": sent_to(sent)})()})()
+        box = type("Box", (), {"post": sent_to(sent)})()
+        guest = type("Guest", (), {"outbox": box, "held": 0})()
         host._post(guest, 1, Fields())
         assert sent == [1]  # nothing was done yet
         host.desk.join(0)

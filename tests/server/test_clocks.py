@@ -20,6 +20,7 @@ from howdah.server.ledger import twice
 RULES = [("bsp", 0), ("ssp", 0), ("ssp", 1), ("ssp", 3), ("asp", 0)]
 STEPS = 5
 PATIENCE = 50_000  # things that may happen until all have finished
+ACTIONS = ["join", "pull", "early", "push", "push", "again", "hear", "answer"]
 
 
 class Applied:
@@ -43,7 +44,8 @@ class Worker:
     todo     what it does next, in some order, before anything else: calls
     begun    the clock at which it began, once it has joined all servers
     wanted   keys (server, key) that it has not pulled; asked: and has not asked for
-    unsent   keys that it has not pushed
+    unsent   keys that it has not pushed, some of which it may have asked for again: pulls are short
+    ahead    those; early: that were answered
     """
 
     place: int
@@ -56,6 +58,8 @@ class Worker:
     wanted: set = field(default_factory=set)
     asked: set = field(default_factory=set)
     unsent: set = field(default_factory=set)
+    ahead: set = field(default_factory=set)
+    early: set = field(default_factory=set)
     sent: list = field(default_factory=list)
 
 
@@ -76,7 +80,7 @@ class Play:
         for _ in range(PATIENCE):
             if len(self.finished) == self.sync.workers and not self.departed:
                 return self
-            name = self.random.choice(["join", "pull", "push", "push", "again", "hear", "answer"])
+            name = self.random.choice(ACTIONS)
             getattr(self, name)()
             if self.kills and self.random.random() < 0.01:
                 self.kill()
@@ -108,7 +112,9 @@ class Play:
             self.next_step(worker)
 
     def next_step(self, worker):
-        worker.wanted, worker.asked, worker.unsent = set(self.keys), set(self.keys), set()
+        worker.wanted, worker.asked = self.keys - worker.early, self.keys - worker.ahead
+        worker.ahead, worker.early = set(), set()
+        worker.unsent = set() if worker.wanted else set(self.keys)
         self.check_spread()
         if worker.clock >= STEPS:
             self.finished.add(worker.place)
@@ -137,6 +143,15 @@ class Play:
             number = worker.incarnations[server]
             self.desks[server].pull(worker.place, number, clock=worker.clock, key=key)
 
+    def early(self):
+        """A pull overtakes a push of the step before it."""
+        if worker := self.pick(lambda worker: worker.unsent - worker.ahead):
+            server, key = at = self.random.choice(sorted(worker.unsent - worker.ahead))
+            if worker.clock + 1 < STEPS:
+                worker.ahead.add(at)
+                number = worker.incarnations[server]
+                self.desks[server].pull(worker.place, number, clock=worker.clock + 1, key=key)
+
     def push(self):
         if worker := self.pick(lambda worker: worker.unsent):
             server, key = self.random.choice(sorted(worker.unsent))
@@ -160,28 +175,35 @@ class Play:
     def answer(self):
         server = self.random.randrange(len(self.desks))
         for answer in self.desks[server].answers():
-            worker = self.live.get(answer.worker)
-            if worker and answer.clock == worker.clock and (server, answer.key) in worker.wanted:
+            worker, at = self.live.get(answer.worker), (server, answer.key)
+            if worker and answer.clock == worker.clock and at in worker.wanted:
                 self.check_pull(server, worker, answer)
-                worker.wanted.discard((server, answer.key))
+                worker.wanted.discard(at)
                 if not worker.wanted:
                     worker.unsent = set(self.keys)
-        assert self.sync.kind != "asp" or not self.desks[server].wishes, "a pull of asp waits"
+            elif worker and answer.clock == worker.clock + 1 and at in worker.ahead:
+                self.check_pull(server, worker, answer)
+                worker.early.add(at)
+        if self.sync.kind == "asp":
+            members = self.desks[server].clocks.members
+            for wish in self.desks[server].wishes:
+                own = members[wish.worker].done[wish.key]
+                assert own < wish.clock, "a pull of asp waits for others"
 
     # -- what must hold
 
     def check_pull(self, server, worker, answer):
-        has = set(answer.weights)
-        due = worker.clock - self.bound if self.sync.kind != "asp" else 0
+        has, at = set(answer.weights), answer.clock
+        due = at - self.bound if self.sync.kind != "asp" else 0
         for one in self.live.values():
             if one.begun < 0:
                 continue
-            upto = worker.clock if one is worker and self.sync.kind != "asp" else due
+            upto = at if one is worker else due
             awaited = {(one.place, clock) for clock in range(one.begun, upto)}
-            assert awaited <= has, f"a pull at clock {worker.clock} lacks {awaited - has}"
+            assert awaited <= has, f"a pull at clock {at} lacks {awaited - has}"
         if self.desks[server].clocks.sync.barrier:
-            newer = {(place, clock) for place, clock in has if clock >= worker.clock}
-            assert not newer, f"a pull at clock {worker.clock} has {newer}"
+            newer = {(place, clock) for place, clock in has if clock >= at}
+            assert not newer, f"a pull at clock {at} has {newer}"
 
     def check_spread(self):
         """A step of which a dead predecessor has pushed the rest is finished, too."""
@@ -269,7 +291,8 @@ def test_asp_that_waits_is_noticed(what, monkeypatch):
         return held
 
     def answered_later(self, worker, incarnation, *, clock, key):
-        return self._member(worker, incarnation, key).done[key] > clock
+        self._member(worker, incarnation, key)
+        return all(self.members[one].done[key] >= clock for one in self.live)
 
     name, late = ("push", applied_later) if what == "push" else ("may_pull", answered_later)
     broken(monkeypatch, name, late)
@@ -367,3 +390,44 @@ def test_a_successor_under_bsp_begins_where_no_key_is_ahead_although_a_key_has_m
 def test_what_no_sound_worker_sends_is_refused(message, why):
     with pytest.raises(Refused, match=why):
         message(joined("asp"))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda clocks: clocks.begin(0, 1, 9), "clock 9 is not one of 2 to 8"),
+        (lambda clocks: clocks.begin(0, 1, 1), "clock 1 is not one of 2 to 8"),
+        (lambda clocks: clocks.join(0, 1 << 62), "is no incarnation"),
+        (lambda clocks: clocks.join(0, -1), "-1 is no incarnation"),
+        (lambda clocks: clocks.push(Update(0, 1, -3, 0)), "clock -3, and 2 is the first"),
+        (lambda clocks: clocks.may_pull(0, 1, clock=-3, key=0), "at clock -3, and is at 2"),
+        (lambda clocks: clocks.may_pull(0, 1, clock=4, key=0), "at clock 4, and is at 2"),
+    ],
+)
+def test_numbers_that_no_sound_worker_says_are_refused(call, told):
+    clocks = Clocks(Sync("asp", workers=1), 1, 2, 8)
+    assert clocks.join(0) == (1, 2)
+    with pytest.raises(Refused, match=told):
+        call(clocks)
+
+
+def test_a_push_looks_at_the_pulls_of_its_key_alone(monkeypatch):
+    """With a thousand keys the others took seconds of each step."""
+    desk = Desk(Clocks(Sync("bsp", workers=2), 50), Applied(50))
+    for worker in (0, 1):
+        desk.join(worker)
+    for key in range(50):
+        desk.push(update := Update(0, 1, 0, key), str(update))
+        desk.pull(0, 1, clock=1, key=key)
+    assert [*desk.answers()] == [] and len(desk.wishes) == 50
+    looked, kept = [], Clocks.may_pull
+
+    def noted(self, worker, incarnation, *, clock, key):
+        looked.append(key)
+        return kept(self, worker, incarnation, clock=clock, key=key)
+
+    monkeypatch.setattr(Clocks, "may_pull", noted)
+    desk.push(update := Update(1, 1, 0, 7), str(update))
+    assert [answer.key for answer in desk.answers()] == [7] and looked == [7]
+    desk.leave(1, 1)
+    assert len([*desk.answers()]) == 49 and len(looked) == 50  # all, without it

@@ -99,7 +99,7 @@ def test_a_rank_cannot_join_a_worker_that_is_gone_or_push_what_is_another_ranks(
 
 
 def test_every_rank_of_a_worker_follows_a_server_that_is_elsewhere_now(monkeypatch):
-    monkeypatch.setattr("howdah.server.client.LEAVING", 0.1)  # it looks as often
+    monkeypatch.setattr("howdah.server.link.LEAVING", 0.1)  # it looks as often
     store = HashStore()
     told = [Moves(store) for _ in range(2)]
     with servers(Sync("asp", workers=1)) as there:

@@ -20,9 +20,10 @@ from small_servers import (
 
 from howdah.base.errors import UserError
 from howdah.plan.method import Sync
-from howdah.server.clocks import Clocks, Round, Update
+from howdah.server.clocks import Clocks, Refused, Round, Update
 from howdah.server.desk import Desk
-from howdah.server.host import Guest, Host
+from howdah.server.guests import Guest, Hello
+from howdah.server.host import Host
 from howdah.server.ledger import read_ledger, replay, twice
 from howdah.server.messages import WEIGHTS, Fields, fields_of
 from howdah.server.shard import Shard, Term
@@ -48,7 +49,7 @@ def test_pulls_that_wait_are_answered_the_most_urgent_first(fifo):
         desk.pull(0, 1, clock=0, key=key)
     assert [one.key for one in desk.answers()] == (keys if fifo else sorted(keys))
     host = Host(desk, None, {}, dtype=torch.float64)
-    guest = Guest(None, 0, 0, fifo=fifo)
+    guest = Guest(None, Hello(0, 0, 0), fifo=fifo)
     for key in keys:
         host._post(guest, WEIGHTS, Fields(0, key), torch.zeros(2048))
     left = [fields_of(one.fields).key for _ in keys for one in guest.outbox.take()]
@@ -220,7 +221,8 @@ def test_the_wishes_of_one_that_has_left_are_forgotten_and_those_of_others_stay(
     desk.leave(0, 1, finished=True)
     desk.clocks.leave(1, 1)  # behind the desk's back
     assert [answer.worker for answer in desk.answers()] == [2] and not desk.wishes
-    for _ in range(2):
+    desk.pull(2, 1, clock=0, key=0)
+    with pytest.raises(Refused, match="worker 2 pulls key 0 again, and has not been answered"):
         desk.pull(2, 1, clock=0, key=0)
     with patch.object(desk.shard, "pulled", side_effect=MemoryError), suppress(MemoryError):
         list(desk.answers())

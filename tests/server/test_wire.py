@@ -8,7 +8,9 @@ import json
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
+from os import sched_yield
 from threading import Event, Thread
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ from howdah.comm.frames import Frames
 from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.method import Sync
-from howdah.server import client as client_module
+from howdah.server import link as link_module
 from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
@@ -334,9 +336,60 @@ def test_a_worker_asks_for_a_step_when_the_one_before_the_last_is_acknowledged()
 
 def test_a_worker_that_is_asked_to_leave_does_not_wait_for_others_for_long(monkeypatch):
     """It waited for a place that nobody had taken, whatever signal it got."""
-    monkeypatch.setattr(client_module, "LEAVING", 0.0)
+    monkeypatch.setattr(link_module, "LEAVING", 0.0)
     with (
         servers(Sync("bsp", workers=2), 1) as there,
         pytest.raises(ServerGone, match="asked to leave while it waited for other workers"),
     ):
         work(there, 0, leave=lambda: True, patience=1.0)
+
+
+def test_a_worker_that_has_finished_says_so_until_it_is_heard():
+    """Its last pushes were dropped where its connection ended in that moment: they wait for others,
+    and nobody does them again.
+    """
+    with servers(Sync("bsp", workers=2), 1) as there:
+        desk, second = there.desks[0], client_of(there, 1)
+        second.join(max)
+        first = client_of(there, 0)
+        first.join(max)
+        for client in (second, first):
+            client.clock, client.tokens = 0, 1.0
+        for one in UNITS:
+            first.push(one.unit)
+        first.drain()
+        first._links[0]._hang_up()
+        first.close()
+        there.hosts[0].do(lambda desk: None)
+        member = desk.clocks.members[0]
+        assert member.bye and len(desk._terms) == len(desk.shard.chunks)
+        for one in UNITS:
+            second.push(one.unit)
+        second.drain()
+        second.close()
+        assert {event.update.worker for event in desk.ledger if event.kind == "push"} == {0, 1}
+
+
+def test_a_worker_that_is_refused_while_it_leaves_has_left():
+    """Its BYE was heard, and the answer was lost."""
+    with servers(Sync("asp", workers=1), 1) as there:
+        client = client_of(there, 0)
+        client.join(max)
+        there.hosts[0].do(lambda desk: desk.leave(0, 1, finished=True))
+        client._links[0]._hang_up()
+        client.close()
+        assert client._links[0]._failed is None or "incarnation 1" in str(client._links[0]._failed)
+
+
+def test_an_error_that_no_message_explains_ends_the_server():
+    """What was counted as done may not be; the thread ended, and its place was taken for ever."""
+    with servers(Sync("asp"), 1) as there:
+        with patch.object(there.desks[0].shard, "apply", side_effect=MemoryError("no room")):
+            client = client_of(there, 0, patience=0.1)
+            client.join(max)
+            client.clock, client.tokens = 0, 1.0
+            client.push(UNITS[0].unit)
+            while there.hosts[0].broken is None:
+                sched_yield()
+        with pytest.raises(MemoryError, match="no room"):
+            there.hosts[0].heed()

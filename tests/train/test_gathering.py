@@ -3,7 +3,9 @@
 import re
 import signal
 import socket
+from errno import ENOSPC
 from os import sched_yield
+from pathlib import Path
 from threading import Semaphore, Thread
 from unittest.mock import patch
 
@@ -23,6 +25,7 @@ from howdah.train import member
 from howdah.train.crew import STALLED, Crew, Member, ServerDied
 from howdah.train.gathering import member_hello
 from howdah.train.member import serve_there, work_there
+from howdah.train.parcels import Parcels
 from howdah.train.served import Server
 from howdah.train.serving import corpus_of, start_of
 
@@ -377,3 +380,37 @@ def test_the_ledger_of_each_start_begins_empty(make_job):
                 server.write_ledger()
             server.host.close()
     assert read_ledger(server.ledger) == [event, event]
+
+
+def test_what_a_full_disk_has_not_taken_of_a_ledger_is_written_later(make_job):
+    """It was lost, and the ledger had a gap that nobody could see."""
+    job = make_job("later", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    start = start_of(job, -1, corpus_of(job))
+    events = [Event("push", Update(0, 1, clock, 0), clock + 1) for clock in range(3)]
+    with socket.socket() as door:
+        server = Server(job, 0, start=start, listener=door, secret=SECRET)
+        for number, event in enumerate(events):
+            server.desk.ledger.append(event)
+            if number != 1:
+                server.write_ledger()
+                continue
+            whole = server.ledger.stat().st_size
+            full = patch.object(Path, "open", side_effect=OSError(ENOSPC, "full"))
+            with full, pytest.raises(OSError, match="full"):
+                server.write_ledger()
+            with server.ledger.open("ab") as file:
+                file.write(b"push 0 1 1")  # and a line that was cut
+            assert server.ledger.stat().st_size > whole
+        server.host.close()
+    assert read_ledger(server.ledger) == events
+
+
+def test_a_damaged_part_of_a_checkpoint_ends_no_run(tmp_path):
+    said, draft = [], tmp_path / "step-00000004.tmp"
+    draft.mkdir()
+    parcels = Parcels(tmp_path, 1, keep=1, say=said.append)
+    (draft / "rank-00000.done").write_bytes(b"{")
+    parcels.take("step-00000004.tmp/rank-00000.safetensors")
+    parcels.take("step-00000004.tmp/rank-00000.done")
+    assert said and said[0].startswith("the checkpoint of step 4 was not saved: ")
+    assert parcels.failed and parcels.saved == -1
