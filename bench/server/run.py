@@ -11,7 +11,6 @@ Orders and links are measured in a cluster in a box, which needs root; without, 
 import argparse
 import json
 import multiprocessing
-import socket
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -34,6 +33,7 @@ from machine import machine
 
 from howdah.base.errors import UserError
 from howdah.plan.method import Sync
+from howdah.server.addresses import address_of, bound
 
 HERE = Path(__file__).resolve().parent
 SYNC = Sync("bsp", workers=1)
@@ -46,9 +46,10 @@ Rows = dict[str, dict[str, dict[str, Any]]]
 
 def serve(pipe: Connection, elements: int) -> None:
     """A server of one unit, until the pipe is closed."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with bound() as listener:  # as the servers of a run on one machine
+        listener.listen()
         host = ends.server(listener, [elements], SYNC)
-        pipe.send(listener.getsockname())
+        pipe.send(address_of(listener))
         while not pipe.poll():
             host.look(0.01)
         host.close()

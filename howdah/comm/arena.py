@@ -16,12 +16,12 @@ import os
 import resource
 import secrets
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 
 from howdah.base.errors import UserError
+from howdah.comm.credentials import who
 from howdah.comm.joining import LOOK, Ranks
 from howdah.comm.memory import check_memory, lacking, make_memory
 from howdah.comm.watch import ended
@@ -99,7 +99,7 @@ def _give(ranks: Ranks, descriptor: int) -> None:
                 ranks.look()
                 continue
             with taker, suppress(ConnectionError):  # `look` notices a rank that ended
-                process, user = _who(taker)
+                process, user = who(taker)
                 if user == os.geteuid() and process in ranks.processes:
                     socket.send_fds(taker, [b"1"], [descriptor])
                     given += 1
@@ -111,7 +111,7 @@ def _receive(ranks: Ranks) -> int:
         giver.settimeout(max(ranks.patience.left, LOOK))
         try:
             giver.connect(f"\0{address}")
-            process, user = _who(giver)
+            process, user = who(giver)
             if (process, user) != (ranks.processes[0], os.geteuid()):
                 raise UserError(
                     f"memory is offered by process {process} of user {user}, and not by rank 0, "
@@ -130,10 +130,3 @@ def _receive(ranks: Ranks) -> int:
     if not descriptors:
         raise UserError("rank 0 gave no memory: it ended, or did not take this process for a rank")
     return descriptors[0]
-
-
-def _who(peer: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel reports (SO_PEERCRED: pid, uid, gid)."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, _ = struct.unpack("3i", credentials)
-    return process, user

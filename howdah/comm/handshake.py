@@ -34,6 +34,7 @@ from hashlib import sha256
 from time import monotonic
 from typing import Literal, NamedTuple
 
+from howdah.comm.credentials import require_own_user
 from howdah.comm.tls import Seal, plain
 
 Role = Literal["caller", "listener"]
@@ -238,6 +239,7 @@ class Door:
             if len(self._guests) >= self._most:
                 self._refuse(next(iter(self._guests)), "too many came at once")
             with suppress(Stranger, OSError):
+                require_own_user(sock)
                 sock = self._seal(sock)
                 sock.setblocking(False)
                 steps = greeting(LISTENER, self._secret, self._hello, ends(sock, LISTENER))

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from howdah.base.quantities import spell
-from howdah.server.addresses import Address
+from howdah.server.addresses import Address, address_in
 from howdah.server.roll import Roll
 from howdah.server.way import Way
 from howdah.train.console import Say
@@ -241,4 +241,4 @@ class Crew:
 
 def _read(said: Mapping[str, Any]) -> dict[int, Address]:
     """Addresses by shard, as JSON has them."""
-    return {int(shard): (str(host), int(port)) for shard, (host, port) in said.items()}
+    return {int(shard): address_in(at) for shard, at in said.items()}

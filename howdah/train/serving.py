@@ -5,9 +5,9 @@
                                   ├── worker 0 ──┘ to the workers
                                   └── worker 1
 
-They meet at sockets of 127.0.0.1, by a secret that only these processes have. A worker that dies is
-replaced by another in its place, which does the unfinished step again. A server that dies is
-replaced by its replica; without one the run ends, and goes on from its last checkpoint with the
+They meet at Unix sockets without ports and files, by a secret that only they have. A worker that
+dies is replaced by another in its place, which does the unfinished step again. A server that dies
+is replaced by its replica; without one the run ends, and goes on from its last checkpoint with the
 same command. Members that join from other machines are in `gathering.py`.
 """
 
@@ -34,7 +34,6 @@ from howdah.checkpoint.save import Saver
 from howdah.comm import rendezvous
 from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.frames import FrameError
-from howdah.comm.interface import LOOPBACK
 from howdah.comm.launch import WAY, Failure, explain, killed
 from howdah.comm.transport import PeerLost
 from howdah.parallel.flat_params import random_init
@@ -297,7 +296,7 @@ def serve_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
             start=start,
             corpus=corpus,
             secret=meeting.secret,
-            at=LOOPBACK,
+            at="",
             tell=tell,
             saver=saver,
             keep=writer(job),

@@ -22,7 +22,7 @@ from typing import Any
 
 from howdah.base.errors import Unfinished
 from howdah.base.signals import StopRequest
-from howdah.server.addresses import Address
+from howdah.server.addresses import Address, address_in, address_of, bound
 from howdah.server.chain import Follower
 from howdah.server.host import GLANCE
 from howdah.server.roll import Roll
@@ -46,7 +46,7 @@ class Shards:
     """What one process has of the servers of a run.
 
     number  of the process
-    at      the address at which it listens
+    at      the address at which it listens; empty: names of this machine
     tell    reports to the process that sees to the run
     saver   makes what saves the pieces of a shard
     keep    takes what its servers did last, for `howdah trace`
@@ -81,15 +81,15 @@ class Shards:
         self._done: set[int] = set()
         self._in_doubt = False  # whether a save may have failed because a server has died
         for shard in Roll(job.layout.server, replicas).held_by(number):
-            door = self._doors[shard] = _bound(at)
-            self.addresses[shard] = door.getsockname()[:2]
+            door = self._doors[shard] = bound(at)
+            self.addresses[shard] = address_of(door)
             server = self._servers[shard] = Server(
                 job, shard, start=start, listener=door, secret=secret, replicated=replicas > 0
             )
             if shard != number and server.chain:
-                feed = _bound(at)
+                feed = bound(at)
                 feed.listen()
-                self.feeds[shard] = feed.getsockname()[:2]
+                self.feeds[shard] = address_of(feed)
                 told = {**hello, "shard": shard}
                 self._followers[shard] = Follower(server.host, server.chain, feed, secret, told)
                 server.ledger = server.ledger.with_name(f"{server.ledger.name}-on-{number}")
@@ -135,11 +135,11 @@ class Shards:
                     raise Ended(str(said.get("refused") or said["ended"]))
                 if "chains" in said:
                     for shard, behind in said["chains"].items():
-                        self._begin(int(shard), [tuple(one) for one in behind])
+                        self._begin(int(shard), [*map(address_in, behind)])
                 if "promote" in said:
                     self._promote(int(said["promote"]))
                 if "drop" in said and (chain := self._servers[int(said["drop"])].chain):
-                    chain.drop((str(said["dead"][0]), int(said["dead"][1])))
+                    chain.drop(address_in(said["dead"]))
                 if "moved" in said:
                     self._save_again()
                 if "unreached" in said:  # by a chain of this process
@@ -238,11 +238,3 @@ class Shards:
             self._doors[shard].close()
         for server in self._servers.values():
             self._write_ledger(server)
-
-
-def _bound(at: str) -> socket.socket:
-    """A socket at a free port of an address, at which nobody is let in before it listens."""
-    family = socket.AF_INET6 if ":" in at else socket.AF_INET
-    bound = socket.socket(family)
-    bound.bind((at, 0))
-    return bound
