@@ -132,7 +132,7 @@ def audit(run: Path, ends: list[int]) -> tuple[int, int, int]:
         for shard in range(SERVERS):
             events = read_ledger(run / "ledgers" / f"server-{shard}-from-{start}")
             pushes = [event.update for event in events if event.kind == "push"]
-            keys = {update.key for update in pushes}
+            keys = range(max(update.key for update in pushes) + 1)
             found = {(update.worker, update.clock, update.key) for update in pushes}
             wanted = {
                 (worker, clock, key)

@@ -1,6 +1,6 @@
 """What of a shaped link a worker's pushes reach, and what more servers gain, on a cluster in a box.
 
-    1 worker     pushes to one server, and waits until all is acknowledged
+    1 worker     pushes to one server, and waits until all is acknowledged; or pulls, too
     WORKERS      push and pull a step's bytes to and from k servers, under bsp: seconds of a step,
                  beside the bounds of `howdah/sim/servers.py`; and to such servers and one more on
                  each worker's host, with the shares of OSDI'20
@@ -11,8 +11,13 @@ with the weights that contain all of its pushes. Headers count in the link's rat
 that compute alike: a chunk's weights go back when the last of them has pushed it. At the ends of a
 step one direction has nothing to do, for some 0.2 s whatever the size; so the size is not small.
 
+Beside each stand bare sockets, in the same box: all workers and servers send each other the same
+bytes at once, in both directions, without frames, sums, or waiting for each other. All processes
+share the cores of one machine, so where bare sockets are far from the bound, the cores are, too.
+
 Runs on a host of the box:   links.py serve NUMBER SHARES WORKERS   or
-                             links.py work PLACE SHARES WORKERS STEPS
+                             links.py work PLACE SHARES WORKERS STEPS PULLS   and the same as
+                             links.py bare-serve …   and   links.py bare-work …
 where SHARES are how much each server keeps, such as 6,3,3,3,3.
 """
 
@@ -21,8 +26,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from time import perf_counter
 
 import ends
@@ -47,17 +54,17 @@ def serve(number: int, shares: Sequence[int], workers: int) -> None:
             host.look(0.01)
 
 
-def work(place: int, shares: Sequence[int], workers: int, steps: int) -> list[float]:
-    """A worker; seconds of each step after the first. Alone, it only pushes."""
+def work(place: int, shares: Sequence[int], workers: int, steps: int, pulls: int) -> list[float]:
+    """A worker; seconds of each step after the first. `pulls`: it does not only push."""
     addresses = [(f"host{number}", PORT) for number in range(len(shares))]
     client = ends.worker(addresses, SIZES, place=place, shares=shares, chunk=CHUNK)
     found = list[float]()
     for clock in range(steps + 1):
-        client.clock, client.trades = clock, workers > 1 and clock < steps
+        client.clock, client.trades = clock, bool(pulls) and clock < steps
         began = perf_counter()
         for unit in UNITS:
             client.push(unit)
-        if workers == 1:
+        if not pulls:
             client.drain()
         else:
             client.clock = clock + 1
@@ -69,27 +76,98 @@ def work(place: int, shares: Sequence[int], workers: int, steps: int) -> list[fl
     return found[1:]
 
 
-def measured(steps: int) -> dict[str, dict[str, float]]:
-    """By numbers of workers and servers, seconds of a step, and the bounds of servers that are
-    alone with what they serve, and of OSDI'20. Raises UserError where there is no box.
+def bare_serve(number: int, shares: Sequence[int], workers: int, pulls: int) -> None:
+    """Sends and receives the bytes of a server, again and again, until workers leave."""
+    size = SIZE * shares[number] // sum(shares)
+    with socket.create_server(("0.0.0.0", PORT)) as listener:
+        socks = [listener.accept()[0] for _ in range(workers)]
+        while _swap(socks, [size] * workers, [size * pulls] * workers):
+            pass
+
+
+def bare_work(
+    place: int, shares: Sequence[int], workers: int, steps: int, pulls: int
+) -> list[float]:
+    """Seconds in which bare sockets carry a worker's bytes, after the first time."""
+    socks, found = [_reach(f"host{number}") for number in range(len(shares))], list[float]()
+    sizes = [SIZE * share // sum(shares) for share in shares]
+    for _ in range(steps + 1):
+        began = perf_counter()
+        _swap(socks, [size * pulls for size in sizes], sizes)
+        found.append(perf_counter() - began)
+    return found[1:]
+
+
+def _reach(host: str) -> socket.socket:
+    """A connection to a server, which may not listen yet."""
+    while True:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection((host, PORT))
+
+
+def _swap(socks: Sequence[socket.socket], come: Sequence[int], go: Sequence[int]) -> bool:
+    """Receives and sends so many bytes over each socket, all at once; a byte says that all came.
+    Whether the other ends are still there.
+    """
+    block = bytes(1 << 18)
+
+    def send(sock: socket.socket, left: int) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while left > 0:
+                left -= sock.send(block[:left])
+
+    def receive(sock: socket.socket, left: int) -> None:
+        buffer = bytearray(1 << 18)
+        while left > 0 and (count := sock.recv_into(buffer, min(left, len(buffer)))):
+            left -= count
+
+    threads = [Thread(target=receive, args=each) for each in zip(socks, come, strict=True)]
+    threads += [Thread(target=send, args=each) for each in zip(socks, go, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        for sock in socks:
+            sock.send(b"1")
+        return all(sock.recv(1) for sock in socks)
+    return False
+
+
+def measured(steps: int, *, few: bool = False) -> dict[str, dict[str, float]]:
+    """By numbers of workers and servers, seconds of a step and of bare sockets, and the bounds of
+    servers that are alone with what they serve, and of OSDI'20. Raises UserError where there is no
+    box.
+
+    few  the first two rows alone
     """
     found = {}
-    cases = [(1, 1, [1]), *((WORKERS, k, [1] * k) for k in SERVERS)]
-    cases += [(WORKERS, k, best_shares(WORKERS, k)) for k in (0, *SERVERS) if k < WORKERS]
-    for workers, servers, shares in cases:
-        step = max(median(one) for one in _steps(workers, servers, shares, steps))
-        least = bound(workers, servers, size=SIZE, bandwidth=RATE)
-        name = f"{workers} workers, {servers} servers" if workers > 1 else "1 worker that pushes"
+    cases = [(1, 1, [1], 0), (1, 1, [1], 1), *((WORKERS, k, [1] * k, 1) for k in SERVERS)]
+    cases += [(WORKERS, k, best_shares(WORKERS, k), 1) for k in (0, *SERVERS) if k < WORKERS]
+    for workers, servers, shares, pulls in cases[: 2 if few else None]:
+        case = workers, servers, shares, (steps, pulls)
+        step, bare = (max(median(one) for one in _steps(of, *case)) for of in ("", "bare-"))
+        row = {"seconds": step, "bare": bare}
+        row["osdi20"] = bound(workers, servers, size=SIZE, bandwidth=RATE)
+        does = "that pushes and pulls" if pulls else "that pushes"
+        name = f"{workers} workers, {servers} servers" if workers > 1 else f"1 worker {does}"
         if len(shares) > servers:
-            found[f"{name}, and one on each worker's host"] = {"seconds": step, "osdi20": least}
-            continue
-        only = alone(workers, servers, size=SIZE, bandwidth=RATE)
-        found[name] = {"seconds": step, "alone": only, "osdi20": least}
+            name += ", and one on each worker's host"
+        else:
+            row["alone"] = alone(workers, servers, size=SIZE, bandwidth=RATE)
+        found[name] = row
+        print(f"{name}: {step:.3f} s, bare sockets {bare:.3f} s", flush=True)
     return found
 
 
-def _steps(workers: int, servers: int, shares: Sequence[int], steps: int) -> list[list[float]]:
-    """Seconds of the steps of each worker of a box, whose first hosts are of servers alone."""
+def _steps(
+    of: str, workers: int, servers: int, shares: Sequence[int], does: tuple[int, int]
+) -> list[list[float]]:
+    """Seconds of the steps of each worker of a box, whose first hosts are of servers alone.
+
+    of    "bare-": with bare sockets
+    does  how many steps, and whether it pulls
+    """
     sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
     from box import Box
     from profiles import profile_named
@@ -98,11 +176,12 @@ def _steps(workers: int, servers: int, shares: Sequence[int], steps: int) -> lis
     spelled = ",".join(map(str, shares))
     with Box(profile_named(PROFILE, hosts), hosts) as box:
         for number in range(len(shares)):
-            box.start(number, [*me, "serve", number, spelled, workers])
+            given = [workers, does[1]] if of else [workers]
+            box.start(number, [*me, f"{of}serve", number, spelled, *given])
         runs = [
             box.start(
                 servers + place,
-                [*me, "work", place, spelled, workers, steps],
+                [*me, f"{of}work", place, spelled, workers, *does],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -114,7 +193,6 @@ def _steps(workers: int, servers: int, shares: Sequence[int], steps: int) -> lis
 if __name__ == "__main__":
     role, number, spelled, *numbers = sys.argv[1:]
     sizes = [*map(int, spelled.split(","))]
-    if role == "serve":
-        serve(int(number), sizes, *map(int, numbers))
-    else:
-        print(json.dumps(work(int(number), sizes, *map(int, numbers))))
+    roles = {"serve": serve, "work": work, "bare-serve": bare_serve, "bare-work": bare_work}
+    if (found := roles[role](int(number), sizes, *map(int, numbers))) is not None:
+        print(json.dumps(found))

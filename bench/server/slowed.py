@@ -81,16 +81,17 @@ def measured(steps: int, seeds: Sequence[int] = SEEDS) -> dict[str, dict[str, An
             every = []
             for seed in seeds:
                 recipe = work / f"{kind}-{seed}.toml"
-                given = {"kind": kind, "bound": bound, "workers": WORKERS, "steps": steps}
+                given = {"kind": kind, "bound": bound, "workers": WORKERS}
+                given["steps"] = steps * (WORKERS if kind == "bsp" else 1)  # as many updates
                 recipe.write_text(RECIPE.format(text=work / "text.txt", seed=seed, **given))
-                every.append(_run(recipe, work, steps))
+                every.append(_run(recipe, work))
             curve, *_ = [one.pop("curve") for one in every]
             middle = {name: median(one[name] for one in every) for name in every[0]}
             found[rule] = middle | {"seeds": every, "curve": curve}
     return found
 
 
-def _run(recipe: Path, work: Path, steps: int) -> dict[str, Any]:
+def _run(recipe: Path, work: Path) -> dict[str, Any]:
     machine = Machine(world=None, local_world=None, cores=1, cuda=0, cache=work / "cache")
     job = resolve_run(load_run(recipe, [f"folder={work / recipe.stem}"]), machine)
     job.folder.mkdir()
@@ -103,10 +104,10 @@ def _run(recipe: Path, work: Path, steps: int) -> dict[str, Any]:
 
     with patch.object(serving, "work_here", slowed_work):
         serving.train_served(job, show=show)
-    return judged(rows, steps)
+    return judged(rows)
 
 
-def judged(rows: list[tuple[float, dict[str, Any]]], steps: int) -> dict[str, Any]:
+def judged(rows: list[tuple[float, dict[str, Any]]]) -> dict[str, Any]:
     """What rows with their times say."""
     (began, first), losses, reached, curve = rows[0], [], 0.0, []
     for at, row in rows:
