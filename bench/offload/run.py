@@ -241,7 +241,7 @@ def child(folder: str, *, tiny: bool, limit: int, cached: bool) -> None:
             (group / swap).write_text(str(size))
     (group / "cgroup.procs").write_text(str(os.getpid()))
     plan = deep_plan(AWAY, tiny, folder=folder, direct=not (tiny or cached))
-    keep_freed_memory(False)  # as training does where states are off the device
+    keep_freed_memory(False)  # as training does with a home on the disk
     with ready(plan) as context:
         stepped(context, plan, 3)
         crc = checksum(context)
