@@ -359,7 +359,8 @@ def main() -> int:
         return 0
     watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
     with TemporaryDirectory(dir=words.folder or None) as folder:
-        results: dict[str, Any] = {"machine": machine(), "slowdown": slowdown(words.tiny, folder)}
+        results: dict[str, Any] = {"machine": machine(torch.get_num_threads())}
+        results["slowdown"] = slowdown(words.tiny, folder)
         results["exposed"] = exposed(words.tiny)
         results["memory"] = (
             limited(words.tiny, folder)
