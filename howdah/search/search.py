@@ -289,10 +289,9 @@ def home_of(plan: Plan, cluster: Cluster) -> tuple[Home, float, float] | None:
     if homes(plan.layout) == {"device"}:
         return None
     host, number = cluster.host, min(cluster.devices_per_node, plan.layout.world)
-    there: dict[Home, float] = {"host": host.memory, "disk": host.disk}
-    one = shared(cluster)
-    if one:
-        there["host"] = min(host.memory, number * usable_memory(cluster))
+    one, usable = shared(cluster), number * usable_memory(cluster)
+    memory_there = min(host.memory, usable) if one else host.memory
+    there: dict[Home, float] = {"host": memory_there, "disk": host.disk}
     stages, kernels = axis(plan.layout, "pp"), kernels_of(plan)
     held = [memory(plan, rank, kernels) for rank in stages.group(0)]  # of a rank of each stage
     for home, most in there.items():

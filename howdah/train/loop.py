@@ -150,8 +150,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
         stack.enter_context(lock(job.folder))
     said: list[str] = []  # for log.txt, which is opened when it is known where the run starts
     say = to_each(RunConsole(mesh.rank).say, said.append)
-    extra = extra_tokens(job.shape)
-    labels = labels_of(job.shape)
+    extra, labels = extra_tokens(job.shape), labels_of(job.shape)
     corpus = prepare(  # 2
         job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra, labels=labels
     )
