@@ -11,11 +11,13 @@ framework in memory.
     in memory   howdah `single`; DeepSpeed without ZeRO, torch's fused AdamW
     host        howdah `optimizer=host`, and all states; DeepSpeed ZeRO-2 with offload_optimizer on
                 the CPU (ZeRO-Offload), ZeRO-3 with offload_param besides; its own CPUAdam
-    disk        howdah `optimizer=disk`, and all states; DeepSpeed ZeRO-3 with one and both on NVMe
-                (ZeRO-Infinity), which needs libaio and its headers
+    disk        howdah `optimizer=disk`, and all states, through the page cache and past it;
+                DeepSpeed ZeRO-3 with one and both on NVMe (ZeRO-Infinity), which needs libaio and
+                its headers
 
-A contestant that does not run here is named with its last line. No page cache is left out: files of
-both may stay in memory, as the sizes are.
+A contestant that does not run here is named with its last line. DeepSpeed opens its files past the
+page cache (O_DIRECT), always; so its rows are to be held beside those of howdah that do
+(`storage.direct=true`). Without it howdah's files may stay in memory, as the sizes are.
 """
 
 import argparse
@@ -65,12 +67,15 @@ LONGEST = 900  # seconds of a contestant in one round
 EQUAL = 1e-4  # of a loss, by which contestants may differ
 
 ALL = "weights={0} gradients={0} optimizer={0}"
+CACHED, DIRECT = "page cache", "O_DIRECT"
 HOWDAH = {
     "howdah, in memory": "",
     "howdah, optimizer=host": "optimizer=host",
     "howdah, all states on the host": ALL.format("host"),
-    "howdah, optimizer=disk": "optimizer=disk",
-    "howdah, all states on the disk": ALL.format("disk"),
+    f"howdah, optimizer=disk, {CACHED}": "optimizer=disk",
+    f"howdah, optimizer=disk, {DIRECT}": "optimizer=disk",
+    f"howdah, all states on the disk, {CACHED}": ALL.format("disk"),
+    f"howdah, all states on the disk, {DIRECT}": ALL.format("disk"),
 }
 CPU = {"device": "cpu", "pin_memory": False}
 NVME = {"device": "nvme", "pin_memory": False}
@@ -82,8 +87,12 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
         "offload_optimizer": CPU,
         "offload_param": CPU,
     },
-    "DeepSpeed, ZeRO-Infinity, optimizer": {"stage": 3, "offload_optimizer": NVME},
-    "DeepSpeed, ZeRO-Infinity": {"stage": 3, "offload_optimizer": NVME, "offload_param": NVME},
+    f"DeepSpeed, ZeRO-Infinity, optimizer, {DIRECT}": {"stage": 3, "offload_optimizer": NVME},
+    f"DeepSpeed, ZeRO-Infinity, {DIRECT}": {
+        "stage": 3,
+        "offload_optimizer": NVME,
+        "offload_param": NVME,
+    },
 }
 UPDATES = {
     "howdah, the update alone": howdah_update,
@@ -104,7 +113,7 @@ def case_of(*, tiny: bool) -> Case:
 def howdah_step(case: Case, name: str, folder: str) -> Step:
     layout, size = parse_layout(f"single x1 {HOWDAH[name]}"), Batch(case.rows, case.rows)
     made = make_plan(case.shape, layout, size, sequence=case.sequence, method=method(case))
-    plan = replace(made, storage=Storage(folder=folder))
+    plan = replace(made, storage=Storage(folder=folder, direct=name.endswith(DIRECT)))
     mesh = connect_mesh(plan.layout, SingleRank(), torch.device("cpu"))
     placed = apply(plan, mesh=mesh, fill=random_init(weights(plan.shape), SEED))
     context, number = StepContext(placed, mesh, plan.method, seed=SEED), count()
@@ -276,7 +285,7 @@ def main() -> int:
             rounds.append({name: started(name, folder, **how) for name in names})
             print(".", end="", file=sys.stderr, flush=True)
     rows, alone, noise = summary(rounds), updates(rounds), watch.end()
-    about = f"{machine()} {quiet.sentence(noise)}"
+    about = f"{machine(torch.get_num_threads())} {quiet.sentence(noise)}"
     text = markdown(about, rows, alone)
     print(text)
     if not words.tiny:

@@ -241,7 +241,7 @@ def child(folder: str, *, tiny: bool, limit: int, cached: bool) -> None:
             (group / swap).write_text(str(size))
     (group / "cgroup.procs").write_text(str(os.getpid()))
     plan = deep_plan(AWAY, tiny, folder=folder, direct=not (tiny or cached))
-    keep_freed_memory(False)  # as training does where states are off the device
+    keep_freed_memory(False)  # as training does with a home on the disk
     with ready(plan) as context:
         stepped(context, plan, 3)
         crc = checksum(context)
@@ -359,7 +359,8 @@ def main() -> int:
         return 0
     watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
     with TemporaryDirectory(dir=words.folder or None) as folder:
-        results: dict[str, Any] = {"machine": machine(), "slowdown": slowdown(words.tiny, folder)}
+        results: dict[str, Any] = {"machine": machine(torch.get_num_threads())}
+        results["slowdown"] = slowdown(words.tiny, folder)
         results["exposed"] = exposed(words.tiny)
         results["memory"] = (
             limited(words.tiny, folder)

@@ -138,7 +138,8 @@ def free_disk(plan: Plan) -> int | None:
 def lacks_disk(plan: Plan) -> Iterator[str]:
     """Yields why the folder of a home on the disk cannot be used."""
     if "disk" in homes(plan.layout):
-        yield from problem_of(partial(require_folder, Path(plan.storage.folder)))
+        folder, direct = Path(plan.storage.folder), plan.storage.direct
+        yield from problem_of(partial(require_folder, folder, direct=direct))
 
 
 def problem_of(act: Callable[[], object]) -> Iterator[str]:

@@ -203,11 +203,11 @@ def _refuse_what_does_not_fit(prediction: Prediction, cluster: str) -> None:
 def _refuse_small_homes(plan: Plan, machines: Cluster, cluster: str) -> None:
     if not (found := home_of(plan, machines)):
         return
-    home, each, there = found
+    home, kept, there = found
     both = ", device and host in one memory" if home == "host" and shared(machines) else ""
     raise UserError(
-        f"layout '{plan.layout}' keeps {size_of(each)} a device on the {home}{both}, and {cluster} "
-        f"has {size_of(there)} of it a device, {size_of(each - there)} too little: use another "
+        f"layout '{plan.layout}' keeps {size_of(kept)} on the {home} of a node{both}, and "
+        f"{cluster} has {size_of(there)} there, {size_of(kept - there)} too little: use another "
         "home for a part, zero3, or more devices"
     )
 

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__has_include)
@@ -30,6 +31,8 @@
 #endif
 
 #if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)
+
+#define TRIES 10000 /* of a kernel without memory, a millisecond apart */
 
 typedef struct {
     int file;
@@ -88,9 +91,31 @@ Ring *howdah_ring_open(uint32_t depth, int *error) {
     return NULL;
 }
 
+/* Has the kernel take so many requests, or wait until so many have ended. It may be interrupted, or
+ * have no memory for a request while others are under way: it is then asked again, and ends those
+ * that it can. Returns 0, or an errno.
+ */
+static int enter(Ring *ring, uint32_t requests, uint32_t ended) {
+    const struct timespec pause = {0, 1000000};
+    uint32_t how = ended ? IORING_ENTER_GETEVENTS : 0;
+    for (int tries = 0;;) {
+        long taken = syscall(__NR_io_uring_enter, ring->file, requests, ended, how, NULL, 0);
+        if (taken == (long)requests)
+            return 0;
+        if (taken < 0 && (errno == EAGAIN || errno == EBUSY)) {
+            if (++tries == TRIES)
+                return EAGAIN;
+            how = IORING_ENTER_GETEVENTS;
+            nanosleep(&pause, NULL);
+        } else if (taken < 0 && errno != EINTR) {
+            return errno;
+        }
+    }
+}
+
 /* Starts a request: to write to a file or to read from it, at a position that files without one (an
- * eventfd) ignore. Returns 0, or an errno. The memory must stay as it is until the request has
- * ended, and fewer than `depth` may be under way.
+ * eventfd) ignore. Returns 0, or an errno, and then there is no such request. The memory must stay
+ * as it is until the request has ended, and fewer than `depth` may be under way.
  */
 int howdah_ring_start(Ring *ring, int write, int file, void *memory, uint32_t bytes, uint64_t at,
                       uint64_t tag) {
@@ -106,13 +131,10 @@ int howdah_ring_start(Ring *ring, int write, int file, void *memory, uint32_t by
     request->user_data = tag;
     word(ring, ring->told.sq_off.array)[slot] = slot;
     __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-    for (;;) {
-        long taken = syscall(__NR_io_uring_enter, ring->file, 1, 0, 0, NULL, 0);
-        if (taken == 1)
-            return 0;
-        if (taken < 0 && errno != EINTR)
-            return errno;
-    }
+    int error = enter(ring, 1, 0);
+    if (error) /* else the next start would give it to the kernel, too */
+        __atomic_store_n(tail, *tail - 1, __ATOMIC_RELEASE);
+    return error;
 }
 
 /* Waits until a request has ended. Writes the tag of each that has, and the bytes that it moved or
@@ -123,9 +145,9 @@ int howdah_ring_wait(Ring *ring, uint64_t *tags, int32_t *moved, uint32_t most) 
     uint32_t mask = *word(ring, ring->told.cq_off.ring_mask), count = 0;
     struct io_uring_cqe *ended = (void *)(ring->queues + ring->told.cq_off.cqes);
     while (__atomic_load_n(tail, __ATOMIC_ACQUIRE) == *head) {
-        int how = IORING_ENTER_GETEVENTS;
-        if (syscall(__NR_io_uring_enter, ring->file, 0, 1, how, NULL, 0) < 0 && errno != EINTR)
-            return -errno;
+        int error = enter(ring, 0, 1);
+        if (error)
+            return -error;
     }
     uint32_t there = __atomic_load_n(tail, __ATOMIC_ACQUIRE), at = *head;
     for (; at != there && count < most; at++, count++) {

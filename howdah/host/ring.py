@@ -95,7 +95,7 @@ class ByRing:
 
     def __init__(self, file: int, requests: int, library: CDLL) -> None:
         self._ring, self._file = Requests(library, requests + 1), file
-        self._broken: OSError | None = None
+        self._broken: Exception | None = None
         self._wake, self._heard = os.eventfd(0), memoryview(bytearray(8))
         self._waiting = deque[tuple[Move, Future[None]]]()
         self._under_way = dict[int, _UnderWay]()  # by the number of the aligned block it has
@@ -130,17 +130,17 @@ class ByRing:
     def _run(self) -> None:
         try:
             self._serve()
-        except OSError as error:  # of the ring, not of a move: nothing that is asked for will end
+        except Exception as error:  # of the ring, not of a move: nothing that is asked for will end
             self._broken = error
             for number, one in [*self._under_way.items()]:
-                self._end(number, one.move.lost(error))
+                self._end(number, _lost(one.move, error))
             self._lose_waiting(error)
 
-    def _lose_waiting(self, error: OSError) -> None:
+    def _lose_waiting(self, error: Exception) -> None:
         with suppress(IndexError):
             while True:
                 move, future = self._waiting.popleft()
-                future.set_exception(move.lost(error))
+                future.set_exception(_lost(move, error))
 
     def _serve(self) -> None:
         while self._open or self._waiting or self._under_way:
@@ -211,6 +211,11 @@ class ByRing:
             one.future.set_result(None)
         else:
             one.future.set_exception(error)
+
+
+def _lost(move: Move, error: Exception) -> Exception:
+    """The error of a move that does not end, because of an error of the ring."""
+    return move.lost(error) if isinstance(error, OSError) else error
 
 
 def refused() -> OSError | None:

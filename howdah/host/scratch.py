@@ -196,13 +196,15 @@ def ended(jobs: Sequence[Future[None]]) -> None:
         job.result()
 
 
-def _open(folder: Path, direct: bool) -> int:
+def _open(folder: Path, direct: bool, *, meant: Path | None = None) -> int:
+    """A new file without a name in `folder`; errors name the folder that was `meant`."""
+    meant = meant or folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         made, path = mkstemp(prefix=".home-", dir=folder)
     except OSError as error:
         raise UserError(
-            f"cannot write the home on the disk, {named(folder)}: {error.strerror}; name another "
+            f"cannot write the home on the disk, {named(meant)}: {error.strerror}; name another "
             "folder by storage.folder=PATH"
         ) from error
     try:
@@ -212,7 +214,7 @@ def _open(folder: Path, direct: bool) -> int:
         return os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError as error:
         raise UserError(
-            f"the file system of {named(folder)} does not take O_DIRECT ({error.strerror}); use "
+            f"the file system of {named(meant)} does not take O_DIRECT ({error.strerror}); use "
             "storage.direct=false, or name another folder by storage.folder=PATH"
         ) from error
     finally:
@@ -225,14 +227,19 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def require_folder(folder: Path) -> None:
-    """Raises UserError for a folder in which no file can be made; nothing is written."""
+def require_folder(folder: Path, *, direct: bool = False) -> None:
+    """Raises UserError for a folder in which no file can be made; nothing is left in it.
+
+    direct  also for one whose file system does not take O_DIRECT: only a file that is opened tells
+    """
     there = _there(folder)
     if not there.is_dir():
         why = f"{named(there)} is no folder" if there != folder else "it is no folder"
     elif not os.access(there, os.W_OK | os.X_OK):
         why = f"{named(there)} cannot be written"
     else:
+        if direct:
+            os.close(_open(there, direct, meant=folder))
         return
     raise UserError(
         f"storage.folder: {named(folder)} cannot hold the home on the disk: {why}; name a folder "

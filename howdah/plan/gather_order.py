@@ -42,7 +42,7 @@ def gathered_by(layout: Layout) -> str:
 def rows_read(plan: Plan) -> tuple[str, int]:
     """The unit whose table is read by its rows on the host, and how many a micro-batch reads; no
     unit and none where the whole unit comes. It does where it has more weights that are used with
-    the table, and under tp, which cuts it.
+    the table, where zero3 shares it out, and under tp, which cuts it.
     """
     layout, shape = plan.layout, plan.shape
     unit = "tied" if "tied" in plan.bundles else "embedding"
@@ -53,7 +53,7 @@ def rows_read(plan: Plan) -> tuple[str, int]:
         there
         and (unit == "tied" or len(beside) == 1)
         and tokens < shape.vocab
-        and shard_axes(layout, unit)[0].size == 1
+        and (layout.zero != 3 or shard_axes(layout, unit)[0].size == 1)
     ):
         return unit, tokens
     return "", 0

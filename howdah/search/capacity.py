@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from howdah.base.errors import UserError, named, several
 from howdah.base.quantities import spell
-from howdah.plan.homes import pool_problem
+from howdah.plan.homes import homes, pool_problem
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
@@ -128,10 +128,17 @@ def _copied(held: list[Held]) -> int:
 
 def _too_little(plan: Plan, each: int, there: int, where: str) -> str:
     return (
-        f"{plan.layout} takes about {spell(each, 'bytes')} a rank, and {where} "
-        f"{spell(there, 'bytes')} each; "
+        f"{plan.layout} takes about {spell(each, 'bytes')} a rank{_at_home(plan)}, and {where} "
+        f"{spell(there, 'bytes')} each, {spell(each - there, 'bytes')} too little; "
         f"{_what_would(plan, each, there)}"
     )
+
+
+def _at_home(plan: Plan) -> str:
+    """What of it the host is the home of, where it is the home of anything."""
+    held = (memory(plan, rank, kernels_of(plan)) for rank in _stages(plan))
+    kept = 0 if "host" not in homes(plan.layout) else max(peak(rows, "host") for rows in held)
+    return f", {spell(kept, 'bytes')} of it in its home on the host" if kept else ""
 
 
 def _what_would(plan: Plan, each: int, there: int) -> str:

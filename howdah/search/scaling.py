@@ -1,6 +1,6 @@
 """How small a cluster may be for a model, and how large a model for a cluster.
 
-    fits      whether any layout fits, by memory alone: no step is priced
+    fits      whether any layout fits, by memory alone, of devices and of homes: no step is priced
     fewest    the fewest devices, among the sizes of a cluster
     largest   the largest model of a kind: a shape whose width and depth grow in proportion
 
@@ -11,6 +11,7 @@ until it is as large as the next width in the proportions of the shape:
     layers             32 33 ...        62  40 41 ...        69  48
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import gcd
@@ -20,11 +21,22 @@ import numpy as np
 from howdah.base.errors import UserError
 from howdah.machines.cluster import Grid, resized
 from howdah.plan.chosen_blocks import MOST_LAYERS
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Home, Layout
 from howdah.search.closed_form import ClosedForm
 from howdah.search.notes import usual_batch
-from howdah.search.search import BEST, MEMORY_DOUBT, Found, Watch, room, search, sizes, taken
-from howdah.search.space import Question, layout_of, space
+from howdah.search.part_tables import Numbers
+from howdah.search.search import (
+    BEST,
+    MEMORY_DOUBT,
+    Found,
+    Watch,
+    homeless,
+    room,
+    search,
+    sizes,
+    taken,
+)
+from howdah.search.space import HOMES, Question, Rows, layout_of, space
 from howdah.shapes.check import check_shape
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS
@@ -32,7 +44,7 @@ from howdah.shapes.shape import ModelShape
 from howdah.sim.memory import width_of
 from howdah.sim.profile import Profile
 
-COUNTED = 20  # layouts whose memory is counted exactly, those first that seem to take least
+COUNTED = 20  # layouts with the same homes whose memory is counted exactly: those that take least
 BETWEEN = 32  # most sizes that are tried between two
 UNITS = 2  # most groups of heads by which a model grows at a time, so that tp2 divides them
 
@@ -42,27 +54,49 @@ def on(question: Question, devices: int) -> Question:
     return replace(question, cluster=resized(question.cluster, devices))
 
 
-def states(question: Question) -> float:
-    """Bytes of weights, gradients and optimizer states of the whole model, each once."""
-    width = width_of(question.plan(Layout(), question.global_batch))
-    each = width.weights + width.masters + width.gradients + width.moments
-    return float(each * parameters(question.shape).total)
+def states(question: Question, home: int) -> Counter[Home]:
+    """Bytes of weights, gradients and optimizer states of the whole model, each once, by where
+    they are in the homes of a number.
+    """
+    layout = Layout(**HOMES[home])  # type: ignore[arg-type]
+    width, found = width_of(question.plan(layout, question.global_batch)), Counter[Home]()
+    found[layout.weights] += width.weights
+    found[layout.gradients] += width.gradients
+    found[layout.optimizer] += width.masters + width.moments
+    total = parameters(question.shape).total
+    return Counter({where: each * total for where, each in found.items()})
 
 
 def fits(question: Question) -> bool:
-    """Whether any layout of a question fits. Raises UserError as `space` does."""
-    capacity, devices = room(question.cluster), question.devices
-    if not question.homes and states(question) > capacity * devices:
+    """Whether any layout of a question fits its devices, and the homes of their nodes. Raises
+    UserError as `space` does.
+    """
+    cluster, capacity = question.cluster, room(question.cluster)
+    there = {
+        "device": capacity * cluster.devices,
+        "host": cluster.host.memory * cluster.nodes,
+        "disk": cluster.host.disk * cluster.nodes,
+    }
+    homes = [
+        number
+        for number in (0, *question.homes)
+        if all(held <= there[where] for where, held in states(question, number).items())
+    ]
+    if not homes:
         return False
     rows, _ = space(question, least=True)
-    if not len(rows):
-        return False
-    held = ClosedForm(question, Profile()).memory(rows)
-    for index in np.argsort(held, kind="stable")[:COUNTED]:
-        if held[index] > capacity * MEMORY_DOUBT:
-            return False
+    held = ClosedForm(question, Profile()).memory(rows) if len(rows) else np.zeros(0)
+    return any(_fits_in(question, rows, held, capacity, home) for home in homes)
+
+
+def _fits_in(question: Question, rows: Rows, held: Numbers, capacity: float, home: int) -> bool:
+    """Whether one of the layouts with these homes fits, which take `held` bytes of a device by
+    closed form: those are tried that take least.
+    """
+    some = np.flatnonzero((rows["home"] == home) & (held <= capacity * MEMORY_DOUBT))
+    for index in some[np.argsort(held[some], kind="stable")][:COUNTED]:
         plan = question.plan(layout_of(rows[index]), int(rows[index]["micro_batch"]))
-        if taken(plan, capacity) <= capacity:
+        if taken(plan, capacity) <= capacity and not homeless(plan, question.cluster):
             return True
     return False
 

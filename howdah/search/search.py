@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from howdah.base.errors import UserError
 from howdah.machines.cluster import Cluster, Grid, resized, usable_memory
+from howdah.plan.homes import homes
 from howdah.plan.layout import Home
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
@@ -280,20 +281,27 @@ def homeless(plan: Plan, cluster: Cluster) -> str:
 
 
 def home_of(plan: Plan, cluster: Cluster) -> tuple[Home, float, float] | None:
-    """The first home that is too small for what the devices of a node keep there, the bytes that a
-    device keeps, and those that there are for each device; None if none is too small.
+    """The first home that is too small for what the devices of a node keep there, the bytes that
+    all of them keep, and those that there are; None if none is too small.
 
-    Where the host's memory is the device's, a device keeps both in its own.
+    Where the host's memory is the device's, the devices keep both in it.
     """
-    held, host = memory(plan, 0, kernels_of(plan)), cluster.host
-    number = min(cluster.devices_per_node, plan.layout.world)
-    homes: tuple[tuple[Home, float], ...] = (("host", host.memory), ("disk", host.disk))
-    for home, there in homes:
-        each, room_there = float(peak(held, home)), there / number
-        if home == "host" and each and shared(cluster):
-            each, room_there = each + peak(held), min(room_there, usable_memory(cluster))
-        if each > room_there:
-            return home, each, room_there
+    if homes(plan.layout) == {"device"}:
+        return None
+    host, number = cluster.host, min(cluster.devices_per_node, plan.layout.world)
+    one, usable = shared(cluster), number * usable_memory(cluster)
+    memory_there = min(host.memory, usable) if one else host.memory
+    there: dict[Home, float] = {"host": memory_there, "disk": host.disk}
+    stages, kernels = axis(plan.layout, "pp"), kernels_of(plan)
+    held = [memory(plan, rank, kernels) for rank in stages.group(0)]  # of a rank of each stage
+    for home, most in there.items():
+        kept = [float(peak(rows, home)) for rows in held]
+        if one and home == "host":
+            kept = [each and each + peak(rows) for each, rows in zip(kept, held, strict=True)]
+        for first in range(0, plan.layout.world, number):
+            node = range(first, min(first + number, plan.layout.world))
+            if (all_kept := sum(kept[stages.index_of(rank)] for rank in node)) > most:
+                return home, all_kept, most
     return None
 
 

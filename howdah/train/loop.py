@@ -28,7 +28,6 @@ from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.compile import compile_model
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.plan.homes import homes
 from howdah.shapes.shape import stated
 from howdah.text.labelled import labels_of
 from howdah.text.prefetch import Prefetch
@@ -48,7 +47,7 @@ from howdah.train.out_of_memory import out_of_memory
 from howdah.train.profile import StepProfiler
 from howdah.train.report import Bytes, measured_memory, predict_lines, predicted_time
 from howdah.train.resume import Start, check_match, find_start, read_weights
-from howdah.train.room import ranks_here, snapshots_for
+from howdah.train.room import keeps_freed, ranks_here, snapshots_for
 from howdah.train.run_folder import lock
 from howdah.train.same_text import require_same_text
 from howdah.train.samples import first_samples, order_of_run, read_batches
@@ -113,7 +112,6 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
     arrives before the first step, and Unfinished when the last step cannot be saved.
     """
     torch.set_num_threads(job.threads)
-    keep_freed_memory(homes(job.layout) == {"device"})  # else memory is what there is least of
     with listen() as request, ExitStack() as stack:
         begun = begin(job, transport, stack, device_of(job, local_rank))
         request.patient = True
@@ -143,6 +141,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     """
     # 1
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device, job.plan.comm.algorithm))
+    keep_freed_memory(keeps_freed(job.plan, mesh))
     explain_losses_in(transport, job.folder)
     # Streams order what one thread launches; on a GPU, torch would run backward passes on another.
     stack.enter_context(torch.autograd.set_multithreading_enabled(device.type == "cpu"))
@@ -151,8 +150,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
         stack.enter_context(lock(job.folder))
     said: list[str] = []  # for log.txt, which is opened when it is known where the run starts
     say = to_each(RunConsole(mesh.rank).say, said.append)
-    extra = extra_tokens(job.shape)
-    labels = labels_of(job.shape)
+    extra, labels = extra_tokens(job.shape), labels_of(job.shape)
     corpus = prepare(  # 2
         job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra, labels=labels
     )

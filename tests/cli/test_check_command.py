@@ -1,6 +1,8 @@
 """`howdah check` looks at all that `train` would refuse; a name means the same to all commands."""
 
+import errno
 import json
+import os
 import sys
 
 import pytest
@@ -62,6 +64,27 @@ def test_a_home_on_a_disk_that_is_not_there(refused, recipe, tmp_path, command):
     assert "cannot hold the home on the disk: it is no folder; name a folder" in told
     told = refused(command, *words, f"storage.folder={tmp_path / 'file' / 'below'}")
     assert f"cannot hold the home on the disk: {tmp_path / 'file'} is no folder" in told
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_disk_without_o_direct_is_told_before_ranks_start(
+    refused, recipe, tmp_path, monkeypatch, command
+):
+    """Ranks found it, one after the other. The folder that is asked for is not made."""
+    opened = os.open
+
+    def no_direct(path, flags, *rest, **more):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", no_direct)
+    (tmp_path / "disk").mkdir()
+    there = tmp_path / "disk" / "below"
+    words = (recipe, "layout=single x1 optimizer=disk", f"folder={tmp_path / 'a'}")
+    told = refused(command, *words, f"storage.folder={there}", "storage.direct=true")
+    assert f"the file system of {there} does not take O_DIRECT (Invalid argument); use " in told
+    assert not list((tmp_path / "disk").iterdir())
 
 
 def test_check_looks_at_the_room_of_the_disk(refused, recipe, monkeypatch):

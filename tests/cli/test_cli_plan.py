@@ -173,13 +173,13 @@ def test_homes_that_are_too_small_do_not_fit(howdah, tmp_path):
         if home == "disk":  # an update goes through buffers of the host
             small.write_text(text.replace('memory = "64 MB"', 'memory = "64 GB"'))
         code, _, err = howdah(*words, f"dp2 x1 optimizer={home}")
-        assert code == 2 and f" a device on the {home}, and {small} has 32 MB of it a d" in err
+        assert code == 2 and f" on the {home} of a node, and {small} has 64 MB there, " in err
         assert " too little: use another home" in err
     assert howdah(*words, "dp2 x1")[0] == 0
     shared = text.replace('host.link = "pcie4"', 'host.link = "shared"\nhost.bandwidth = "1 GB/s"')
     small.write_text(shared.replace('"64 MB"', '"64 GB"') + 'host.latency = "1 us"\n')
     code, _, err = howdah(*words, "dp2 x1 optimizer=host")
-    assert code == 2 and "on the host, device and host in one memory, and" in err
+    assert code == 2 and "on the host of a node, device and host in one memory, and" in err
     assert howdah(*words, "dp2 x1")[0] == 0
 
 

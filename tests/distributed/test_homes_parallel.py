@@ -59,6 +59,12 @@ def test_an_untied_embedding_is_read_by_its_rows_alone(workers, words):
     prove(case_of(f"{words} {HOST}", form="untied"), workers)
 
 
+@pytest.mark.parametrize("words", ["dp2 x2", "cp2 x1"])
+@pytest.mark.parametrize("form", ["laptop", "untied"])
+def test_replicas_with_whole_tables_read_their_rows(workers, words, form):
+    prove(case_of(f"{words} weights=host optimizer=host", form=form), workers)
+
+
 @pytest.mark.parametrize("precision", ["float64", "bf16"])
 def test_what_rows_are_added_through_is_counted(workers, precision):
     words = "single x2 weights=host gradients=host optimizer=disk"

@@ -4,6 +4,7 @@ the numbers are those of one device is proved in tests/distributed/test_homes_pa
 
 import re
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
@@ -321,15 +322,64 @@ def test_activations_leave_and_come_back_and_their_room_is_used_again(place, hom
     assert shelf.held == 0 and after == room > 0
 
 
-def test_a_disk_that_fails_in_a_step_ends_it_with_a_sentence(place):
-    context = place(planned("single x2 optimizer=disk", "float32"))
+def fails(*_, **__):
+    raise Unfinished("it failed on its way")
+
+
+def failed(*_):
+    """A job that has failed: nothing was raised where it began."""
+    job = Future()
+    job.set_exception(Unfinished("it failed on its way"))
+    return job
+
+
+def failing_on(way):
+    """What starts the moves of a lane, with those of one direction failing in their threads."""
+    start = Homes._on_lane
+
+    def on_lane(homes, what, lane, size, work, *after, of):
+        return start(homes, what, lane, size, fails if lane == way else work, *after, of=of)
+
+    return on_lane
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "name", "fault"),
+    [
+        ("optimizer=disk", Scratch, "_read", failed),
+        ("optimizer=disk", Scratch, "_write", failed),
+        (DISK, Scratch, "_read", failed),
+        (DISK, Scratch, "_write", failed),
+        ("activations=disk", Scratch, "_read", failed),
+        ("activations=disk", Scratch, "_write", failed),
+        ("optimizer=host", Homes, "_on_lane", failing_on("fetch")),
+        ("optimizer=host", Homes, "_on_lane", failing_on("evict")),
+        (DISK.replace("disk", "host"), Homes, "_on_lane", failing_on("fetch")),
+        (DISK.replace("disk", "host"), Homes, "_on_lane", failing_on("evict")),
+        ("activations=host", Homes, "_on_lane", failing_on("fetch")),
+        ("activations=host", Homes, "_on_lane", failing_on("evict")),
+    ],
+)
+def test_a_move_that_fails_on_its_way_ends_the_step_with_a_sentence(
+    place, words, where, name, fault
+):
+    """What was written last is waited for when it is used again, in the next step."""
+    context = place(planned(f"single x2 {words}"))
     steps(context, 1)
+    with patch.object(where, name, fault), pytest.raises(Unfinished, match="failed on its way"):
+        steps(context, 3, first=1)
 
-    def fails(*_):
-        raise Unfinished("cannot read the states")
 
-    with patch.object(Scratch, "_read", fails), pytest.raises(Unfinished, match="cannot read"):
-        steps(context, 2, first=1)
+def test_an_update_beside_the_passes_that_fails_ends_the_step(place):
+    plan = planned("single x2 optimizer=host")
+    late = replace(plan.method, optimizer=replace(plan.method.optimizer, delay=True))
+    context, start = place(replace(plan, method=late)), Homes.beside
+    steps(context, 1)
+    with (
+        patch.object(Homes, "beside", lambda homes, work: start(homes, fails)),
+        pytest.raises(Unfinished, match="failed on its way"),
+    ):
+        steps(context, 4, first=1)
 
 
 def test_a_pool_that_is_too_small_starts_nothing(place, tmp_path):

@@ -21,14 +21,14 @@ HOST = "weights=host gradients=host optimizer=host"
         ("single x2", "laptop", "tied"),
         ("single x2", "untied", "embedding"),
         ("single x2", "gpt2", "tied"),  # positions are a unit of their own
-        ("cp2 x1", "laptop", ""),  # without zero3 it is refused, with it the table is shared out
+        ("cp2 zero3 x1", "laptop", ""),  # zero3 shares the table out
         ("dp2 zero3 x1", "untied", ""),
         ("tp2 x1", "laptop", ""),
         ("pp2 x2", "untied", "embedding"),
     ],
 )
 def test_a_table_of_one_rank_is_read_by_its_rows(words, form, unit):
-    plan = case_of(f"{words} {HOST}".replace("cp2", "cp2 zero3"), form=form).plan
+    plan = case_of(f"{words} {HOST}", form=form).plan
     assert rows_read(plan) == (unit, 32 if unit else 0)
     assert never_whole(plan) == ("embedding" if unit == "embedding" else "")
     ranks = range(plan.layout.world)
@@ -39,6 +39,17 @@ def test_a_table_of_one_rank_is_read_by_its_rows(words, form, unit):
         assert move.unit == unit
     comes = gather_counts(plan, ranks[-1] if unit == "tied" else 0)[unit or "layers.0"]
     assert comes == (0 if unit == "embedding" else plan.micros * (1 if unit else 2))
+
+
+@pytest.mark.parametrize(("words", "tokens"), [("dp2 x2", 32), ("cp2 x1", 8)])
+@pytest.mark.parametrize(("form", "unit"), [("laptop", "tied"), ("untied", "embedding")])
+def test_replicas_with_whole_tables_read_their_rows(words, tokens, form, unit):
+    """It was asked how many replicas there are, not whether they share the table out."""
+    plan = case_of(f"{words} weights=host optimizer=host", form=form).plan
+    assert rows_read(plan) == (unit, tokens) and rows_added(plan) == ("", 0)
+    for rank in range(2):
+        (read,) = (move for move in moves(plan, rank) if move.what == "rows")
+        assert read.bytes == tokens * plan.shape.width * 8 and read.times == plan.micros
 
 
 def test_as_many_tokens_as_rows_and_tables_beside_it_and_disks_bring_the_whole_unit():

@@ -1,5 +1,6 @@
 """A run that a machine cannot hold is refused by arithmetic, with what would fit."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def test_memory_is_the_states_the_processes_and_the_copy_of_a_save():
     states = 124_439_808 * (16 + 12)
     (sentence,) = lacks(plan("dp2 x1"), replace(LARGE, memory=2 * states))
     assert sentence.startswith("dp2 x1 takes about ")
-    assert ", and this machine has free for 2 ranks 3.484 GB each; " in sentence
+    assert ", and this machine has free for 2 ranks 3.484 GB each, " in sentence
     assert lacks(plan("dp2 x1"), replace(LARGE, memory=4 * states)) == []
 
 
@@ -71,7 +72,7 @@ def test_ranks_without_cores_and_an_accelerator_that_is_too_small():
     )
     card = Room(memory=10**9, cores=8, ranks=1, device=10**9)
     (sentence,) = lacks(plan("single x1"), card)
-    assert ", and its accelerator has 1 GB each; " in sentence
+    assert ", and its accelerator has 1 GB each, 1.205 GB too little; " in sentence
     assert lacks(plan("single x1"), replace(card, device=80 * 10**9)) == []
 
 
@@ -88,3 +89,8 @@ def test_homes_without_room_are_told_with_what_is_missing():
     states = 124_439_808 * (16 + 12)
     (sentence,) = lacks(plan("dp2 x1 optimizer=host"), replace(LARGE, memory=2 * states))
     assert "takes about" in sentence
+    # 12 bytes a parameter, and three sets of buffers for the gradients of the largest unit
+    assert " a rank, 1.956 GB of it in its home on the host, and " in sentence
+    assert re.search(r" each, [\d.]+ GB too little; ", sentence)
+    (sentence,) = lacks(plan("dp2 x1"), replace(LARGE, memory=2 * states))
+    assert "home" not in sentence

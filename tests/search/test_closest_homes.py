@@ -1,4 +1,6 @@
-"""Where nothing near fits, the nearest plan has its states off the device."""
+"""Where nothing near fits, the nearest plan has its states off the device; the homes of a node have
+room for all of its devices.
+"""
 
 from dataclasses import replace
 
@@ -51,3 +53,26 @@ def test_nothing_fits_without_room_anywhere():
         preset("llama2-13b"), layout, Batch(micro_batch=1), sequence=4096, method=method
     )
     assert closest(plan, usable_memory(none), lambda one: home_of(one, none)) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "stages", "full"),
+    [
+        (2, "2,38", True),  # the first rank's stage alone would have room
+        (2, "38,2", True),
+        (4, "10,10,10,10", False),
+        (4, "5,5,15,15", True),  # the second node; a layer has 5.7 GB, and a node 128
+        (4, "1,19,1,19", False),  # a device has more than its half of a node, its neighbour less
+    ],
+)
+def test_the_homes_of_a_node_have_room_for_all_of_its_stages(devices, stages, full):
+    """The first rank was taken for all."""
+    cluster = load_cluster("rtx-3090", devices=devices)
+    words = f"pp{devices} 1f1b x8 stages={stages} recompute=full "
+    words += "weights=host gradients=host optimizer=host"
+    shape, method = preset("llama2-13b"), Method(precision="bf16")
+    batch, layout = Batch(micro_batch=1), parse_layout(words)
+    plan = make_plan(shape, resolve(layout, devices), batch, sequence=1024, method=method)
+    found = home_of(plan, cluster)
+    assert (found is not None and found[0] == "host" and found[2] == 128e9) == full
+    assert found is None or found[1] > found[2]

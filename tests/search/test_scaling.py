@@ -6,9 +6,10 @@ import pytest
 
 from howdah.machines.cluster import resized
 from howdah.machines.cluster_file import load_cluster
+from howdah.plan.homes import homes
 from howdah.plan.method import Method
 from howdah.search.scaling import fewest, fits, largest, largest_preset, scaled
-from howdah.search.search import room, search
+from howdah.search.search import home_of, room, search
 from howdah.search.space import Question
 from howdah.shapes.check import check_shape
 from howdah.shapes.parameters import parameters
@@ -74,6 +75,36 @@ def test_the_largest_preset_is_the_first_that_fits():
         parameters(shape).total > 1e9
     )
     assert largest(replace(question_of(), cluster=holding(question_of(), 1e6))) is None
+
+
+def test_a_model_whose_homes_have_no_room_does_not_fit_and_another_layout_is_tried():
+    """A model grew past the host and the disk, for the device alone was asked: and then there was
+    no layout of it.
+    """
+    question = replace(question_of("llama2-13b", "rtx-3090x1", 16, 1024), planned=True)
+    assert fits(question)  # on the disk: the host has no room for 18 bytes a parameter
+    assert parameters(question.shape).total * 18 > question.cluster.host.memory
+    host = replace(question.cluster.host, disk=0.0)
+    assert not fits(replace(question, cluster=replace(question.cluster, host=host)))
+    host = replace(host, memory=300e9)
+    assert fits(replace(question, cluster=replace(question.cluster, host=host)))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "planned"),
+    [("laptop", "laptop-cpu", False), ("llama2-13b", "rtx-3090x1", True)],
+)
+def test_the_largest_model_has_room_in_its_homes(model, cluster, planned):
+    method = Method() if model == "laptop" else BF16
+    question = Question(preset(model), load_cluster(cluster), method, 256, 8, planned=planned)
+    host = replace(question.cluster.host, memory=24e9, disk=40e9)
+    found = largest(replace(question, cluster=replace(question.cluster, host=host)))
+    assert found is not None
+    (best,) = search(found, refined=1).best
+    assert homes(best.plan.layout) > {"device"} and not home_of(best.plan, found.cluster)
+    assert 0.7 * host.disk < 12 * parameters(found.shape).total < host.disk
+    more = replace(found, shape=replace(found.shape, layers=found.shape.layers + 1))
+    assert not fits(more)
 
 
 def holding(question, memory):
