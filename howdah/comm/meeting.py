@@ -114,7 +114,7 @@ def meet(
     heed  called while ranks have not come; may raise
 
     Raises Missing, for ranks that did not come within `seconds`, or UserError for a machine with
-    another version of howdah.
+    another version of howdah, and where another process has written what this rank says.
     """
     store.set(f"hello/{rank}", json.dumps(asdict(hello)))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
@@ -136,7 +136,13 @@ def meet(
                 f"rank {peer} on {name} runs howdah {theirs} and rank {rank} on "
                 f"{hello.host} {hello.version}: install one version on all machines"
             )
-    return [_read(one) for one in told]
+    found = [_read(one) for one in told]
+    if found[rank] != hello:  # who may write to the store could take the ranks' doors off
+        raise UserError(
+            f"another process speaks as rank {rank} in the store where the ranks meet: start this "
+            "rank once, and let no stranger reach the launcher's port"
+        )
+    return found
 
 
 def part(store: Store, *, rank: int, size: int) -> None:

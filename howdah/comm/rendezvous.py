@@ -3,8 +3,8 @@ them choose the same transport, because all have read the same Hellos:
 
     one machine, engine built    engine
     several machines             tcp, or torch (gloo) by choice; groups inside one machine: engine
-    no compiler on a machine,    torch on one machine, tcp for all groups on several; with a
-    over 64 ranks on a machine   warning
+    no compiler on a machine,    torch on one machine without a secret, else tcp for all groups;
+    over 64 ranks on a machine   with a warning
     a GPU of its own each        NCCL for tensors of GPUs, beside the transport of the host
 
 Use without the rest of howdah, in a program that torchrun started:
@@ -245,7 +245,7 @@ class _Connecting:
         )
         try:
             hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds, heed=self._heed)
-            kind, why = agree(hellos)
+            kind, why = agree(hellos, rank)
             by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
             if self.wanted == "nccl" and not by_nccl:
                 raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
