@@ -120,8 +120,11 @@ def meet(
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
     pause = SHORTEST
     while not store.check(keys):  # a wait of torch's stores would heed no stop signal
+        if rank and store.check(["missing"]):
+            raise Missing(json.loads(store.get("missing")), size, seconds)
         late = monotonic() > until
         if late and (missing := [n for n, key in enumerate(keys) if not store.check([key])]):
+            store.set("missing", json.dumps(missing))  # the store may end with this rank
             raise Missing(missing, size, seconds)
         if heed:
             heed()
@@ -145,12 +148,14 @@ def meet(
     return found
 
 
-def part(store: Store, *, rank: int, size: int) -> None:
+def part(store: Store, *, rank: int, size: int, without: Sequence[int] = ()) -> None:
     """Called by every rank that has read why this meeting comes to nothing. The process of rank 0
     may keep the store: it waits until all have read it, for LAST seconds at most.
+
+    without  ranks that did not come
     """
     store.set(f"parted/{rank}", "")
-    until, keys = monotonic() + LAST, [f"parted/{peer}" for peer in range(size)]
+    until, keys = monotonic() + LAST, [f"parted/{n}" for n in range(size) if n not in without]
     while rank == 0 and monotonic() < until and not store.check(keys):
         sleep(SHORTEST)
 

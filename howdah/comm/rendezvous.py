@@ -249,7 +249,8 @@ class _Connecting:
             by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
             if self.wanted == "nccl" and not by_nccl:
                 raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
-        except Missing:
+        except Missing as some:
+            part(store, rank=rank, size=size, without=some.ranks)
             raise
         except UserError:
             part(store, rank=rank, size=size)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, listen
-from howdah.comm import connect, rendezvous
+from howdah.comm import connect, meeting, rendezvous
 from howdah.comm.agreement import agree, wires_of
 from howdah.comm.engine import RANKS
 from howdah.comm.meeting import Hello, meet, own_hello
@@ -32,6 +32,12 @@ BARE = replace(HERE, why_not="there is no C compiler")
 OPEN = replace(HERE, secret=False)
 GLOO = [replace(one, wire="gloo", trust="network") for one in (HERE, THERE)]
 TRUSTING = [replace(one, secret=False, trust="network") for one in (HERE, THERE)]
+
+
+def free_port():
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def wishing(wanted, hello=HERE):
@@ -187,6 +193,35 @@ def test_ranks_without_the_engine_ask_for_the_proof_in_all_their_groups(store, m
     assert found == {0: (TcpTransport,) * 2, 1: (TcpTransport,) * 2}
 
 
+def test_who_does_not_come_is_named_alike_by_all_that_wait(store, monkeypatch):
+    """Whoever waits longer would be left without the store, and with a sentence about that."""
+    monkeypatch.setattr(meeting, "LAST", 600)
+    told = []
+
+    def wait():
+        with pytest.raises(UserError) as error:
+            choose(store, rank=1, size=3, seconds=600)
+        told.append(str(error.value))
+
+    other = threading.Thread(target=wait)
+    other.start()
+    store.get("hello/1")
+    with pytest.raises(UserError, match=r"^rank 2 of 3 did not come within 0\.2 s: "):
+        choose(store, rank=0, size=3, seconds=0.2)
+    assert store.check(["parted/1"]), "rank 0 stays until it has read"
+    other.join()
+    assert told[0].startswith("rank 2 of 3 did not come")
+
+
+def test_who_does_not_come_is_named_without_a_launcher_of_torch(monkeypatch):
+    """Torch's own wait told of 1 client of 3, and the others that rank 0 had gone."""
+    words = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, word in words.items():
+        monkeypatch.setenv(name, word)
+    with pytest.raises(UserError, match=r"^ranks 1, 2 of 3 did not come within 1 s: start as many"):
+        connect("torch", seconds=1)
+
+
 @contextmanager
 def stopped_while(waits, release=lambda: None):
     """Sends a stop signal when `waits` returns, and expects that it ends the block before `release`
@@ -244,6 +279,20 @@ def test_without_a_launcher_it_is_said_how_to_start(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="start with torchrun"):
         connect()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+@pytest.mark.parametrize("word", [None, "", "0x"])
+def test_a_variable_that_is_missing_or_nonsense_is_told(monkeypatch, name, word):
+    words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for each, value in (words | {name: word}).items():
+        monkeypatch.delenv(each, raising=False)
+        if value is not None:
+            monkeypatch.setenv(each, value)
+    if (name, word) == ("MASTER_ADDR", "0x"):  # it may be a name
+        return
+    with pytest.raises(UserError, match="start with torchrun"):
+        connect(seconds=1)
 
 
 def test_a_port_in_use_is_told(monkeypatch):
@@ -320,10 +369,7 @@ def test_a_mistake_of_one_rank_is_told_to_all(tmp_path, mistake):
     open_to_all = tmp_path / "secret"
     open_to_all.write_bytes(b"s" * 32)
     open_to_all.chmod(0o644)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
+    ranks, port = [], free_port()
     for rank in range(2):
         env = {
             "MASTER_ADDR": "127.0.0.1",
