@@ -157,11 +157,14 @@ def join_through(  # noqa: PLR0913
         problem=problem,
         head=head or settings.head,
     )
-    carrier = connecting(store, rank, size)
+    try:
+        carrier = connecting(store, rank, size)
+    except BaseException:
+        pulse.close()
+        raise
     host = carrier.host if isinstance(carrier, Both) else carrier
     if isinstance(host, Direct):
         host.pulse = pulse  # finds a stopped rank, which no socket does
-        pulse.start()
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             proved = connecting.secret and not isinstance(host, TorchTransport)
             logging.getLogger("howdah").warning(OPEN if proved else ANYBODY)
@@ -258,6 +261,8 @@ class _Connecting:
         for said in (why, why_not) if rank == 0 else ():
             if said:
                 logging.getLogger("howdah").warning(said)
+        if self.pulse and not members and kind in ("tcp", "torch"):
+            self.pulse.start()  # a rank may be lost before it is connected
         address = self.address
         if kind == "tcp" and not address:
             with told_to_all(store, rank, CONNECT):
@@ -300,6 +305,7 @@ class _Connecting:
                 secret=self.secret,
                 seconds=self.seconds,
                 heed=self._heed,
+                source=address if self.hosts.interface else "",
             )
         else:
             wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)

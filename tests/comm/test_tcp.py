@@ -189,6 +189,12 @@ def test_a_rank_with_another_secret_is_told_to_all():
     assert isinstance(zero, UserError) and isinstance(one, UserError)
 
 
+def test_all_ranks_name_the_first_cause():
+    """Each that failed because of another one once wrote its own reason over the true one."""
+    (said,) = {str(one) for one in joined(4, secrets=[SECRET, b"x" * 32, SECRET, SECRET])}
+    assert said.startswith("rank 1 cannot be connected with the others by TCP: it did not reach ra")
+
+
 def test_ranks_that_do_not_come_are_named():
     store = dist.HashStore()
     with pytest.raises(PeerLost, match=r"^ranks 1, 3 of 4 did not come to be connected, as rank 0"):
