@@ -128,18 +128,22 @@ def test_what_two_hosts_must_do(chaos, row, fine):
 
 
 @pytest.mark.parametrize(
-    ("said", "is_told"),
+    ("said", "what", "hosts_told"),
     [
-        ("a warning\nhowdah: rank 1 has not been heard of for 20 s, as rank 0 saw: it is", True),
-        ("howdah: rank 0 ended, or its link is down, as rank 1 saw; this rank called", True),
-        ("ranks on several machines talk without passwords; local_rank: 0 lost its link", False),
-        ("howdah: the ranks cannot meet", False),
+        ("a warning\nhowdah: rank 1 has not been heard of for 20 s, as", "stopped", [True, True]),
+        ("howdah: rank 0 ended, or its link is down, as rank 1 saw;", "stopped", [False, True]),
+        ("howdah: rank 0 does not answer: its link is down, or its", "cut", [False, True]),
+        ("howdah: rank 1 does not answer: its link is down, or its", "cut", [True, False]),
+        ("howdah: rank 0 ended, or its link is down", "killed after a step", [False, True]),
+        ("ranks on several machines talk without; local_rank: 0 lost its link", "cut", [False] * 2),
+        ("howdah: the ranks cannot meet", "cut", [False, False]),
     ],
 )
-def test_what_counts_as_telling(chaos, said, is_told):
+def test_what_counts_as_telling(chaos, said, what, hosts_told):
+    """Any rank once did, also the one that tells, or one that was never struck."""
     import hosts
 
-    assert bool(hosts.TOLD.search(said)) is is_told
+    assert [hosts.is_told(said, what, host) for host in (0, 1)] == hosts_told
 
 
 @pytest.mark.parametrize(

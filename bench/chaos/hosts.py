@@ -38,7 +38,7 @@ LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
 KILLS = ("killed before a step", "killed after a step", "killed in a save")
 TROUBLES = ("slow", "cut", "stopped", *KILLS)
 TOLD_WITHIN = 30.0
-TOLD = re.compile(r"^howdah: rank \d+ .*(lost|link|heard of)", re.MULTILINE)
+TOLD = r"^howdah: rank {} .*(lost|link|heard of)"
 MET = "talk without encryption"  # what rank 0 says when all have met
 STEPS = 40
 
@@ -97,6 +97,14 @@ def process_of(run: Path, rank: int) -> int:
     return 0
 
 
+def is_told(said: str, what: str, host: int) -> bool:
+    """Whether a host says who is lost: rank 1, which is struck; of its cable or while it stands,
+    rank 1 is told of rank 0.
+    """
+    other = "1" if host == 0 else "0" if what == "cut" else "[01]"
+    return bool(re.search(TOLD.format(other), said, re.MULTILINE))
+
+
 def one(folder: Path, recipe: Path, layout: str, what: str, draw: Random) -> dict[str, Any]:
     """One run on two hosts that are struck, or their cable."""
     run, words = folder / "run", [f"layout={layout}", f"train.steps={STEPS}"]
@@ -115,7 +123,7 @@ def one(folder: Path, recipe: Path, layout: str, what: str, draw: Random) -> dic
         while time.monotonic() - began < 3 * LIMIT and min(ends) < 0:
             for host, side in enumerate(sides):
                 said = side.err.read_text(errors="replace")
-                if told[host] < 0 and TOLD.search(said):
+                if told[host] < 0 and is_told(said, what, host):
                     told[host] = time.monotonic() - began
                 if ends[host] < 0 and side.process.poll() is not None:
                     ends[host] = time.monotonic() - began
@@ -123,7 +131,9 @@ def one(folder: Path, recipe: Path, layout: str, what: str, draw: Random) -> dic
                         os.kill(process_of(run, 1), signal.SIGCONT)
             time.sleep(0.05)
         whole = [side.err.read_text(errors="replace") for side in sides]
-        late = [end if TOLD.search(text) else -1.0 for end, text in zip(ends, whole, strict=True)]
+        late = [
+            ends[host] if is_told(text, what, host) else -1.0 for host, text in enumerate(whole)
+        ]
         told = [max(pair) if min(pair) < 0 else pair[0] for pair in zip(told, late, strict=True)]
         said = [text[:1000] for text in whole]
         aborted = any("terminate called" in text for text in whole)

@@ -13,8 +13,9 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
-from box import Box
+from box import OWN, Box
 
+CACHE = "/tmp/cache"  # what howdah keeps on a host of the box, by intention
 PATIENCE = 120.0  # seconds for anything: more than any of them takes
 
 RANK = """
@@ -29,15 +30,18 @@ from howdah.comm.transport import PeerLost
 
 elements, words = int(sys.argv[1]), sys.argv[2]
 group = connect(algorithm=words, seconds=100)
-calls, asked = 0, 0.0
-x = torch.arange(float(elements))
-expected = x.clone()
+calls, asked, size = 0, 0.0, group.size
+base = torch.arange(float(elements)).remainder_(1000.0)
+x, expected = base.clone(), base.clone()
 try:
-    group.all_reduce(x, op="mean")
+    group.all_reduce(x)
     group.barrier()
     print("going", os.getpid(), flush=True)
     while not asked:
-        group.all_reduce(x, op="mean")
+        turn = calls % 100  # whole numbers below 2^24: sums in any order are exact
+        torch.mul(base, group.rank + 1, out=x).add_(turn)
+        torch.mul(base, size * (size + 1) // 2, out=expected).add_(size * turn)
+        group.all_reduce(x)
         calls += 1
         if not torch.equal(x, expected):
             raise SystemExit("the sum is wrong")
@@ -49,6 +53,19 @@ except PeerLost as error:
     print("lost", error, flush=True)
 group.close()
 """
+
+
+def files_on(box: Box, hosts: Iterable[int]) -> dict[int, set[str]]:
+    """Files of each host in the folders that are its own, besides howdah's cache."""
+    return {
+        host: {
+            f"{own}/{path.relative_to(box.file(host, own))}"
+            for own in OWN
+            for path in box.file(host, own).rglob("*")
+            if not path.is_dir() and not path.is_relative_to(box.file(host, CACHE))
+        }
+        for host in hosts
+    }
 
 
 class Ranks:

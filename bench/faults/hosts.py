@@ -15,7 +15,7 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import quiet
-from box import OWN, Box
-from looping import Ranks
+from box import Box
+from looping import Ranks, files_on
 from machine import machine
 from profiles import profile_named
 
@@ -39,7 +39,6 @@ PROFILE = "flat-1g"
 SHAPES = {"4 x 1": (4, 1), "2 x 2": (2, 2)}  # hosts, and ranks of each
 SIZES = (1 << 10, 1 << 22)  # elements of an all-reduce
 ELAPSE = (0.1, 1.0)  # seconds from the first call to the fault
-CACHE = "/tmp/cache"  # what howdah keeps on a host of the box, by intention
 SHORT = 2.0  # seconds of a cut or a stop that is survived
 
 
@@ -126,19 +125,6 @@ def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:
         return {"times": times, "wrong": [*wrong, *left_behind(fault, shape, box, before)]}
 
 
-def files_on(box: Box, hosts: Iterable[int]) -> dict[int, set[str]]:
-    """Files of each host in the folders that are its own, besides howdah's cache."""
-    return {
-        host: {
-            f"{own}/{path.relative_to(box.file(host, own))}"
-            for own in OWN
-            for path in box.file(host, own).rglob("*")
-            if not path.is_dir() and not path.is_relative_to(box.file(host, CACHE))
-        }
-        for host in hosts
-    }
-
-
 def left_behind(fault: Fault, shape: str, box: Box, before: dict[int, set[str]]) -> Iterator[str]:
     """Yields what the ranks, which have ended, have left on hosts."""
     for host, files in files_on(box, before).items():
@@ -183,11 +169,16 @@ survivor. {about}
 RIGHT = "Every survivor was told of the right rank or host, ended, and left no file on its host."
 
 
+def is_met(row: dict[str, Any]) -> bool:
+    """Whether all survivors were told in time."""
+    return not row["goal"] or bool(row["worst"] <= row["goal"])
+
+
 def line(row: dict[str, Any]) -> str:
     """A line of the table."""
     found = ["", "", "goes on", "met"]
     if row["goal"]:
-        met = row["worst"] <= row["goal"]
+        met = is_met(row)
         found = [f"{row['median']:.3f}", f"{row['worst']:.3f}", f"{row['goal']:g}"]
         found.append("met" if met else "**missed**")
     cells = [row["name"], row["shape"], row["times"], row["survivors"], *found]
@@ -215,7 +206,8 @@ def main() -> int:
         kept = {"machine": machine(), "noise": noise, "rows": found}
         (HERE / "hosts.md").write_text(text, "utf-8")
         (HERE / "hosts.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    return 1 if wrong else 0
+    missed = not (words.tiny or all(map(is_met, found)))  # one kill shows that it runs
+    return 1 if wrong or missed else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ under torchrun, the ranks are those that torchrun has started. Rank 0 prints.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, shown
 from howdah.bench.table import Request, Row, check_memory, heading, line, read_request, verdict
 from howdah.cli.environment import launched, number_in, ready_torch
 from howdah.cli.errors import in_words
@@ -32,6 +32,9 @@ def _bench() -> None:
 
 @bench_app.command("collectives")
 def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
+    words: Annotated[
+        list[str] | None, typer.Argument(help="with --hosts, such as comm.trust=network")
+    ] = None,
     op: Annotated[str, typer.Option(help="such as all_reduce,broadcast; or all")] = "all_reduce",
     sizes: Annotated[
         str, typer.Option(help="bytes: 8,64K,1M or 8:64M or 8:64M:4")
@@ -79,9 +82,11 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
                 "--hosts compares algorithms on the wire between hosts: leave --algorithm, "
                 "--transport, --arena and --plot out"
             )
-        sys.exit(_between_hosts(request, gloo=gloo))
+        sys.exit(_between_hosts(request, words or (), gloo=gloo))
     if gloo:
         raise UserError("--gloo is measured between hosts: give --hosts too, or --transport torch")
+    if words:
+        raise UserError(f"{shown(words[0])} is for bench collectives --hosts: give that too")
     if not world:
         check_memory(request, memory().get("MemAvailable"))
     with in_words():
@@ -140,16 +145,17 @@ def _joined(request: Request) -> Iterator[Row]:
                 yield row
 
 
-def _between_hosts(request: Request, *, gloo: bool) -> int:
+def _between_hosts(request: Request, words: Sequence[str], *, gloo: bool) -> int:
     """Measures between the hosts that torchrun has started; returns the exit code."""
-    from howdah.cli.hosts import WAIT, require_launcher
+    from howdah.cli.hosts import WAIT, hosts_in, require_launcher
 
+    hosts = hosts_in(words)
     require_launcher()
     from howdah.bench import between_hosts
     from howdah.comm.rendezvous import join
 
     wrong, told = 0, [between_hosts.HEADING]
-    with in_words(), closing(join(seconds=WAIT)) as transport:
+    with in_words(), closing(join(seconds=WAIT, hosts=hosts)) as transport:
         for rows in between_hosts.timed(transport, request, gloo=gloo):
             wrong += sum(row.wrong for row in rows)
             if transport.rank == 0:

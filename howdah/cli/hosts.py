@@ -3,15 +3,18 @@
 """
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, several
+from howdah.base.tables import read_table
 from howdah.cli.environment import launched
 from howdah.cli.errors import in_words
+from howdah.config.overrides import changed
 from howdah.config.recipe import Machine, Run, plan_of, problems_of
 from howdah.machines.topology import cluster_of
-from howdah.plan.comm import DIRECT
+from howdah.plan.comm import DIRECT, Hosts
 from howdah.plan.layout import parse_layout, resolve
 from howdah.sim.chosen import settled_comm, shapes_in
 from howdah.sim.selector import is_auto
@@ -19,12 +22,30 @@ from howdah.sim.selector import is_auto
 WAIT = 60.0  # seconds for ranks that do not come
 
 
-def doctor_hosts(*, tune: bool) -> int:
+@dataclass(frozen=True)
+class _Words:
+    comm: Hosts = field(default_factory=Hosts)
+
+
+def hosts_in(words: Sequence[str]) -> Hosts:
+    """How ranks are connected, by words such as comm.trust=network. Raises UserError for others."""
+    table, problems = changed({}, words, _Words)
+    read = read_table(_Words, table)
+    if problems := [*problems, *read.problems]:
+        keys = "--hosts takes comm.wire, comm.trust and comm.interface"
+        raise UserError(f"{keys}: {several(problems)}")
+    hosts: Hosts = read.value.comm
+    return hosts
+
+
+def doctor_hosts(words: Sequence[str], *, tune: bool) -> int:
     """Measures the links between the hosts, keeps them for `comm.algorithm=auto`, and prints what
     is wrong; the exit code is 1 if something is.
 
-    tune  also time algorithms, and keep how far their prices are off
+    words  how the ranks are connected
+    tune   also time algorithms, and keep how far their prices are off
     """
+    hosts = hosts_in(words)
     require_launcher()
     from howdah.bench.tuning import tuned
     from howdah.comm.rendezvous import join
@@ -32,7 +53,7 @@ def doctor_hosts(*, tune: bool) -> int:
     from howdah.comm.topology import hosts_of
     from howdah.host.hosts import judge_hosts
 
-    with in_words(), closing(join(seconds=WAIT)) as transport:
+    with in_words(), closing(join(seconds=WAIT, hosts=hosts)) as transport:
         seen = hosts_of(transport)
         kept = topology_of(transport, again=True)
         if tune:
@@ -81,7 +102,10 @@ def with_algorithms(run: Run, machine: Machine) -> tuple[Run, str]:
     from howdah.comm.selection import topology_of
 
     with in_words(), closing(join(seconds=WAIT, hosts=run.comm.hosts)) as transport:
-        kept = topology_of(transport)
+        try:
+            kept = topology_of(transport)
+        except UserError as problem:  # hosts of unequal numbers of ranks, which every rank sees
+            return replace(run, comm=settled_comm(run.comm, None, ())), f"none: {problem}"
     found = kept.topology
     comm = settled_comm(run.comm, cluster_of(found), shapes, kept.corrections)
     links = f"{len(found.hosts)} hosts, measured {found.date}"

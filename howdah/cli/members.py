@@ -127,7 +127,7 @@ def _work_launched(
     from howdah.comm.transport import SingleRank
     from howdah.train.member import work_there
 
-    store, rank, size = launchers_store(MEETING)
+    store, rank, size = launchers_store(MEETING, whole=True)
     own = dist.PrefixStore(f"howdah/{read_settings().restart}/worker", store)
     meet = partial(join, hosts=job.plan.comm.hosts) if size > 1 else SingleRank
     work_there(job, corpus, request, at=at, secret=secret, seat=Seat(rank, size, own), meet=meet)

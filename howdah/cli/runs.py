@@ -46,6 +46,9 @@ def export(
 
 
 def doctor(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="with --hosts, such as comm.trust=network")
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -61,7 +64,9 @@ def doctor(
     if hosts:
         from howdah.cli.hosts import doctor_hosts
 
-        sys.exit(doctor_hosts(tune=measure))
+        sys.exit(doctor_hosts(words or (), tune=measure))
+    if words:
+        raise UserError(f"{shown(words[0])} is for doctor --hosts: give that too")
     from howdah.host.doctor import doctor as examine
     from howdah.host.doctor import main_device
     from howdah.host.peak import measure_again

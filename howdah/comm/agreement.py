@@ -1,7 +1,8 @@
 """What ranks agree on when they have met: the transport of a group, from the Hellos of its ranks.
 
 All ranks come to the same answer, for all have read the same Hellos (`meeting.py`). So a mistake of
-one is told to all of them in one sentence.
+one is told to all of them in one sentence. Who writes other Hellos into the store has no say in
+whether a proof is asked: each rank goes by its own.
 """
 
 from collections import Counter
@@ -41,22 +42,23 @@ def wires_of(hellos: Sequence[Hello], *, cards: bool = False) -> Wires:
     return Wires(inside, between, nodes=nodes, cards=LINK if cards else "")
 
 
-def agree(hellos: list[Hello]) -> tuple[Kind, str]:
-    """The kind of transport for all ranks, and a warning if it is not the best one (otherwise
-    empty). Raises UserError if the ranks asked for different kinds, or the kind is impossible.
+def agree(hellos: list[Hello], rank: int = 0) -> tuple[Kind, str]:
+    """The kind of transport for all ranks, as `rank` sees it, and a warning if it is not the best
+    one (otherwise empty). Raises UserError if the ranks asked for different kinds, or the kind is
+    impossible.
     """
-    first = hellos[0]
-    for rank, hello in enumerate(hellos):
+    first, own = hellos[0], hellos[rank]
+    for peer, hello in enumerate(hellos):
         if hello.problem:
-            raise UserError(f"rank {rank} on {hello.host}: {hello.problem}")
+            raise UserError(f"rank {peer} on {hello.host}: {hello.problem}")
         if hello.wanted != first.wanted:
             wishes = first.wanted or "the best transport", hello.wanted or "the best transport"
-            raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
+            raise UserError(f"rank 0 asks for {wishes[0]} and rank {peer} for {wishes[1]}")
         if hello.algorithms != first.algorithms:
             wishes = first.algorithms or "none", hello.algorithms or "none"
-            raise UserError(f"rank 0 chooses the algorithm {wishes[0]} and rank {rank} {wishes[1]}")
+            raise UserError(f"rank 0 chooses the algorithm {wishes[0]} and rank {peer} {wishes[1]}")
     if first.wanted in ("tcp", "torch"):
-        _require_trust(hellos, first.wanted)
+        _require_trust(hellos, first.wanted, own)
         return ("torch" if first.wanted == "torch" else "tcp"), ""
     if first.wanted == "mpi":
         return "mpi", ""
@@ -69,16 +71,18 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
         )
     if first.wanted == "engine" and problem:
         raise UserError(f"{problem}; or take transport=torch")
-    wire: Kind = "tcp" if first.wire == "tcp" else "torch"
-    if apart:
-        _require_trust(hellos, wire)
+    wire: Kind = "tcp" if own.wire == "tcp" else "torch"
+    if apart or (problem and wire == "tcp" and any(hello.secret for hello in hellos)):
+        _require_trust(hellos, wire, own)
         until = f"{problem}; until then TCP carries all messages"
         return wire, until if problem else ""
     return ("torch", f"{problem}; until then {PORTS}") if problem else ("engine", "")
 
 
-def _require_trust(hellos: Sequence[Hello], kind: str) -> None:
-    """Raises UserError unless all ranks agree who may join, and how they are told from others."""
+def _require_trust(hellos: Sequence[Hello], kind: str, own: Hello) -> None:
+    """Raises UserError unless all ranks agree with this one who may join, and how they are told
+    from others.
+    """
     first = hellos[0]
     for rank, hello in enumerate(hellos):
         if (hello.wire, hello.trust) != (first.wire, first.trust):
@@ -90,11 +94,11 @@ def _require_trust(hellos: Sequence[Hello], kind: str) -> None:
             names = f"rank 0 on {first.host}", f"rank {rank} on {hello.host}"
             has, lacks = names if first.secret else names[::-1]
             raise UserError(f"{has} has a secret (HOWDAH_SECRET_FILE), and {lacks} has none")
-    if first.trust == "network":
+    if own.trust == "network":
         return
     if kind == "torch" and len({hello.machine for hello in hellos}) > 1:
         raise UserError(GLOO)
-    if kind == "tcp" and not first.secret:
+    if kind == "tcp" and not own.secret:
         raise UserError(NO_SECRET)
 
 

@@ -9,6 +9,7 @@ from time import sleep
 import torch.distributed as dist
 
 from howdah.base.errors import Unfinished, UserError
+from howdah.comm.meeting import part
 from howdah.comm.settings import read_settings
 from howdah.text.interruptible import interruptible
 
@@ -17,13 +18,21 @@ LOOK = 0.1  # seconds between looks at the store
 IN_USE = re.compile(r"port: (\d+).*EADDRINUSE")
 
 
-def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
+def launchers_store(seconds: float, *, whole: bool = False) -> tuple[dist.Store, int, int]:
     """The launcher's store, the number of this rank, and how many there are. A stop signal ends the
-    wait for a store that cannot be reached, or for the other ranks. Raises UserError.
+    wait for a store that cannot be reached. Raises UserError.
+
+    whole  also waits for all ranks: for those that do not meet before one of them may end. Torch
+           does not say which of them is missing; `meet` does
     """
 
     def reach() -> tuple[dist.Store, int, int]:
-        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+        settings = read_settings()
+        if not settings.world:
+            raise ValueError("the variable WORLD_SIZE is no number of ranks, or not set")
+        way = "env://" if whole or settings.agent else "env://?world_size=-1"  # -1: waits for none
+        store, rank, _ = next(iter(dist.rendezvous(way, timeout=timedelta(seconds=seconds))))
+        return store, rank, settings.world
 
     try:
         return interruptible(reach)
@@ -50,9 +59,13 @@ def announce(
     first    whether this is rank 0
     seconds  after which a rank that waits gives up
     """
-    store, _, _ = launchers_store(seconds)
+    store, rank, size = launchers_store(seconds)
     mine = dist.PrefixStore(f"howdah/{read_settings().restart}/announced", store)
-    return announced(mine, decide, first=first), store
+    try:
+        return announced(mine, decide, first=first), store
+    except (UserError, Unfinished):
+        part(mine, rank=rank, size=size)  # with rank 0 the store may end
+        raise
 
 
 def announced(

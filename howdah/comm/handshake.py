@@ -44,6 +44,7 @@ LISTENER: Role = "listener"
 MAGIC = b"howdah1\n"  # another number when the messages change
 NONCE = 32  # bytes
 HELLO = 4096  # the most bytes of a hello
+LOOK = 0.1  # seconds
 DEADLINE = 5.0  # seconds for a whole greeting: strangers may send nothing for ever
 WAITING = 256  # greetings under way at one door; the oldest is dropped for one more
 PROOF = struct.Struct("<I32s32s")  # length and SHA-256 of the hello, HMAC of all
@@ -109,12 +110,14 @@ def greet(
     deadline: float = DEADLINE,
     *,
     role: Role,
+    look: Callable[[], object] = lambda: None,
 ) -> bytes:
     """Greets the peer of a connected socket; returns its hello, which it has proved to be its own.
 
     hello     at most HELLO bytes, such as JSON with a rank, a run and a version
     deadline  seconds for all of it
     role      CALLER for the end that has connected, LISTENER for the one that has accepted
+    look      called every LOOK seconds while the peer is waited for; may raise
 
     Raises Stranger: the peer has another secret or none, ended, or was too slow. The socket is then
     of no use. Its timeout is None after success.
@@ -127,8 +130,14 @@ def greet(
             sock.sendall(out)
             heard = b""
             while len(heard) < wanted:
-                sock.settimeout(max(until - monotonic(), 0.001))
-                part = sock.recv(wanted - len(heard))
+                sock.settimeout(min(max(until - monotonic(), 0.001), LOOK))
+                try:
+                    part = sock.recv(wanted - len(heard))
+                except TimeoutError:
+                    if monotonic() > until:
+                        raise
+                    look()
+                    continue
                 if not part:
                     raise Stranger(ENDED)
                 heard += part

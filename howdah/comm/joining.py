@@ -78,7 +78,7 @@ def told_to_all(
     store: Store, rank: int, what: str = "share memory with the others"
 ) -> Iterator[None]:
     """If the block raises, writes the reason to the store for the other ranks: why `rank` cannot do
-    what they are about to.
+    what they are about to. The first reason stays, and is told by all that fail.
     """
     try:
         yield
@@ -88,7 +88,8 @@ def told_to_all(
         why = lacking(error) if isinstance(error, OSError) else str(error)
         said = f"rank {rank} cannot {what}: {why}"
         with suppress(RuntimeError):  # the store may be what failed
-            store.set(ALL_CAME, FAILED + said)
+            first = store.compare_set(ALL_CAME, "", FAILED + said)
+            said = first.decode(errors="replace").removeprefix(FAILED)
         if isinstance(error, UserError | OSError):
             raise UserError(said) from None
         raise

@@ -114,14 +114,17 @@ def meet(
     heed  called while ranks have not come; may raise
 
     Raises Missing, for ranks that did not come within `seconds`, or UserError for a machine with
-    another version of howdah.
+    another version of howdah, and where another process has written what this rank says.
     """
     store.set(f"hello/{rank}", json.dumps(asdict(hello)))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
     pause = SHORTEST
     while not store.check(keys):  # a wait of torch's stores would heed no stop signal
+        if rank and store.check(["missing"]):
+            raise Missing(json.loads(store.get("missing")), size, seconds)
         late = monotonic() > until
         if late and (missing := [n for n, key in enumerate(keys) if not store.check([key])]):
+            store.set("missing", json.dumps(missing))  # the store may end with this rank
             raise Missing(missing, size, seconds)
         if heed:
             heed()
@@ -136,15 +139,23 @@ def meet(
                 f"rank {peer} on {name} runs howdah {theirs} and rank {rank} on "
                 f"{hello.host} {hello.version}: install one version on all machines"
             )
-    return [_read(one) for one in told]
+    found = [_read(one) for one in told]
+    if found[rank] != hello:  # who may write to the store could take the ranks' doors off
+        raise UserError(
+            f"another process speaks as rank {rank} in the store where the ranks meet: start this "
+            "rank once, and let no stranger reach the launcher's port"
+        )
+    return found
 
 
-def part(store: Store, *, rank: int, size: int) -> None:
+def part(store: Store, *, rank: int, size: int, without: Sequence[int] = ()) -> None:
     """Called by every rank that has read why this meeting comes to nothing. The process of rank 0
     may keep the store: it waits until all have read it, for LAST seconds at most.
+
+    without  ranks that did not come
     """
     store.set(f"parted/{rank}", "")
-    until, keys = monotonic() + LAST, [f"parted/{peer}" for peer in range(size)]
+    until, keys = monotonic() + LAST, [f"parted/{n}" for n in range(size) if n not in without]
     while rank == 0 and monotonic() < until and not store.check(keys):
         sleep(SHORTEST)
 

@@ -3,8 +3,8 @@ them choose the same transport, because all have read the same Hellos:
 
     one machine, engine built    engine
     several machines             tcp, or torch (gloo) by choice; groups inside one machine: engine
-    no compiler on a machine,    torch on one machine, tcp for all groups on several; with a
-    over 64 ranks on a machine   warning
+    no compiler on a machine,    torch on one machine without a secret, else tcp for all groups;
+    over 64 ranks on a machine   with a warning
     a GPU of its own each        NCCL for tensors of GPUs, beside the transport of the host
 
 Use without the rest of howdah, in a program that torchrun started:
@@ -157,11 +157,14 @@ def join_through(  # noqa: PLR0913
         problem=problem,
         head=head or settings.head,
     )
-    carrier = connecting(store, rank, size)
+    try:
+        carrier = connecting(store, rank, size)
+    except BaseException:
+        pulse.close()
+        raise
     host = carrier.host if isinstance(carrier, Both) else carrier
     if isinstance(host, Direct):
         host.pulse = pulse  # finds a stopped rank, which no socket does
-        pulse.start()
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             proved = connecting.secret and not isinstance(host, TorchTransport)
             logging.getLogger("howdah").warning(OPEN if proved else ANYBODY)
@@ -245,11 +248,12 @@ class _Connecting:
         )
         try:
             hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds, heed=self._heed)
-            kind, why = agree(hellos)
+            kind, why = agree(hellos, rank)
             by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
             if self.wanted == "nccl" and not by_nccl:
                 raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
-        except Missing:
+        except Missing as some:
+            part(store, rank=rank, size=size, without=some.ranks)
             raise
         except UserError:
             part(store, rank=rank, size=size)
@@ -257,6 +261,8 @@ class _Connecting:
         for said in (why, why_not) if rank == 0 else ():
             if said:
                 logging.getLogger("howdah").warning(said)
+        if self.pulse and not members and kind in ("tcp", "torch"):
+            self.pulse.start()  # a rank may be lost before it is connected
         address = self.address
         if kind == "tcp" and not address:
             with told_to_all(store, rank, CONNECT):
@@ -299,6 +305,7 @@ class _Connecting:
                 secret=self.secret,
                 seconds=self.seconds,
                 heed=self._heed,
+                source=address if self.hosts.interface else "",
             )
         else:
             wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)

@@ -9,9 +9,11 @@ rank 0 drew for this group, so that no line gets into another group. Strangers a
 counted. When a rank cannot come, the others hear of it through the store.
 """
 
+import errno
 import json
 import logging
 import os
+import select
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -26,6 +28,7 @@ from howdah.comm.handshake import CALLER, Door, Stranger, greet
 from howdah.comm.heartbeat import watch_link
 from howdah.comm.joining import ALL_CAME, LOOK, NAP, Ranks, all_came, told_to_all
 from howdah.comm.tcp import TcpTransport
+from howdah.comm.tcp_lines import UNREACHABLE
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 
@@ -45,6 +48,7 @@ def tcp_transport(  # noqa: PLR0913 (facts that have nothing in common, all by k
     secret: bytes,
     seconds: float = 600,
     heed: Callable[[], object] | None = None,
+    source: str = "",
 ) -> TcpTransport:
     """Connects `size` ranks that share a store. Raises PeerLost if not all ranks join, UserError if
     this rank cannot, or another one has another secret.
@@ -53,6 +57,7 @@ def tcp_transport(  # noqa: PLR0913 (facts that have nothing in common, all by k
     secret   that all ranks have (`secret.py`)
     seconds  after which a peer counts as lost that does not join, or sends nothing
     heed     called while others are waited for; may raise
+    source   the address from which this rank calls others; empty: the system chooses
     """
     seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
     patience = Patience(seconds, every=LOOK, heed=heed)
@@ -64,7 +69,7 @@ def tcp_transport(  # noqa: PLR0913 (facts that have nothing in common, all by k
         if rank == 0:
             store.set("tcp/group", os.urandom(8).hex())
         addresses = _addresses(ranks)
-        meeting = _Meeting(ranks, secret, store.get("tcp/group").decode())
+        meeting = _Meeting(ranks, secret, store.get("tcp/group").decode(), source)
         undo.callback(meeting.close)
         meeting.call(addresses)
         meeting.answer(listener)
@@ -128,12 +133,14 @@ def _missing(ranks: Ranks, missing: list[int]) -> PeerLost:
 class _Meeting:
     """The connections of one rank, as they are made.
 
+    source   the address from which this rank calls
     sockets  by peer and number of the line
     """
 
     ranks: Ranks
     secret: bytes
     group: str
+    source: str = ""
     sockets: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
 
     def call(self, addresses: list[tuple[str, int]]) -> None:
@@ -143,27 +150,54 @@ class _Meeting:
                 self.sockets[peer, line] = self._called(peer, addresses[peer], line)
 
     def _called(self, peer: int, address: tuple[str, int], line: int) -> socket.socket:
-        rank, left = self.ranks.rank, self.ranks.patience
-        own = json.dumps({"rank": rank, "line": line, "group": self.group})
-        why = ""
+        own = json.dumps({"rank": self.ranks.rank, "line": line, "group": self.group}).encode()
+        why, left = "", self.ranks.patience
         for _ in range(TRIES):
-            left.look()
-            sock = None
-            try:
-                sock = socket.create_connection(address, timeout=max(left.left, 0.001))
-                _settle(sock)
-                heard = greet(sock, self.secret, own.encode(), left.left, role=CALLER)
-                if json.loads(heard) == {"rank": peer, "group": self.group}:
-                    return sock
-                why = "another process listens there"
-            except (OSError, Stranger, ValueError) as error:
-                why = getattr(error, "strerror", None) or str(error)
-            if sock is not None:
-                sock.close()
+            with ExitStack() as undo:
+                try:
+                    sock = undo.enter_context(self._reached(address))
+                    _settle(sock)
+                    heard = greet(sock, self.secret, own, left.left, role=CALLER, look=self._look)
+                    if json.loads(heard) == {"rank": peer, "group": self.group}:
+                        undo.pop_all()
+                        return sock
+                    why = "another process listens there"
+                except (OSError, Stranger, ValueError) as error:
+                    why = getattr(error, "strerror", None) or str(error)
+                    if not left.left or getattr(error, "errno", 0) in UNREACHABLE:
+                        break
         raise UserError(
             f"it did not reach rank {peer} at {address[0]} port {address[1]}: {why} "
             "(docs/security.md tells who may join)"
         )
+
+    def _reached(self, address: tuple[str, int]) -> socket.socket:
+        """A connection with an address. Raises OSError, and what keeps the ranks from joining."""
+        v6 = ":" in address[0]
+        sock = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_STREAM)
+        with ExitStack() as undo:
+            undo.enter_context(sock)
+            if self.source and (":" in self.source) == v6:
+                sock.bind((self.source, 0))
+            sock.setblocking(False)
+            failed, done = sock.connect_ex(address), select.poll()
+            done.register(sock, select.POLLOUT)
+            while failed == errno.EINPROGRESS:
+                if done.poll(LOOK * 1000):
+                    failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                else:
+                    self._look()
+            if failed:
+                raise OSError(failed, os.strerror(failed))
+            undo.pop_all()
+        return sock
+
+    def _look(self) -> None:
+        """Raises what keeps the ranks from joining; TimeoutError when they took too long."""
+        if self.ranks.store.check([ALL_CAME]):
+            self.ranks.look()
+        if not self.ranks.patience.look():
+            raise TimeoutError(errno.ETIMEDOUT, "it did not answer in time")
 
     def answer(self, listener: socket.socket) -> None:
         """Answers all higher ranks."""

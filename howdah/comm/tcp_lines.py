@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from threading import RLock
 from time import monotonic
 
 from howdah.comm import frames
@@ -70,6 +71,7 @@ class Line:
         self._head: Head | None = None  # of the frame whose payload is being received
         self._buffer, self._filled = memoryview(bytearray(0)), 0  # header and fields
         self._rest: list[memoryview] = []  # of the payload that is being received
+        self.turn = RLock()  # of who writes: another thread may say farewell
 
     @property
     def sends(self) -> bool:
@@ -78,6 +80,10 @@ class Line:
 
     def send(self) -> bool:
         """Sends what the kernel takes; whether that was anything."""
+        with self.turn:
+            return self._send()
+
+    def _send(self) -> bool:
         some, now = False, self._now
         try:
             while self._left or self.out:
@@ -151,9 +157,8 @@ class Line:
         if due.heard is not None:
             due.heard(fields)
         size = sum(part.nbytes for part in due.buffers)
-        if (head.kind, head.size) != (due.kind, size) or (
-            due.heard is None and fields != due.fields
-        ):
+        same = due.heard is not None or fields == due.fields
+        if not same or (head.kind, head.size) != (due.kind, size):
             raise FrameError(
                 f"{self.name} sent frame {head.number} of {head.size} bytes for segment "
                 f"{spelled(fields)}; {size} bytes of segment {spelled(due.fields)} were next"
@@ -167,11 +172,8 @@ class Line:
         header = bytes(self._buffer[: HEADER.size])
         kind, length = frames.kind_of(header), frames.fields_bytes(header, self.name)
         least = len(self._buffer) - HEADER.size
-        if (
-            kind not in (due.kind, BYE, GAVE_UP)
-            or length < least
-            or (length > least and kind == PART)
-        ):
+        other = kind not in (due.kind, BYE, GAVE_UP)
+        if other or length < least or (length > least and kind == PART):
             raise FrameError(
                 f"{self.name} sent a frame of kind {kind} with {length} bytes of fields where one "
                 f"of kind {due.kind} was next"
@@ -226,17 +228,14 @@ class Line:
 
     def farewell(self, kind: int, said: str = "") -> None:
         """Ends what this end sends with a last frame, if the socket takes it at once."""
-        head, _ = frames.pack(kind, said.encode()[:TOLD].ljust(RECORD), (), number=self._sent)
-        try:
+        fields = said.encode()[:TOLD].ljust(RECORD)
+        with self.turn, suppress(OSError):  # the peer may be gone
             if not self._left:
-                with suppress(
-                    AttributeError, OSError
-                ):  # on Linux and macOS, it may be full by this
+                head, _ = frames.pack(kind, fields, (), number=self._sent)
+                with suppress(AttributeError, OSError):  # Linux and macOS: it may be full by this
                     self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1 << 30)
                 self.sock.send(head)
             self.sock.shutdown(socket.SHUT_WR)
-        except OSError:  # the peer is gone
-            return
 
 
 class Lines:

@@ -219,6 +219,19 @@ def test_lost_ranks_are_told_in_milliseconds(scripts):
     assert "M. Noise of the machine: not measured." in text
 
 
+def test_who_is_told_late_between_hosts_misses_the_goal(scripts, monkeypatch, capsys):
+    """The script once ended as if it were met."""
+    scripts("cluster", "box")
+    (hosts,) = scripts("faults", "hosts")
+    late = {"name": "a kill", "shape": "2 x 2", "times": 1, "survivors": 3, "wrong": []}
+    late |= {"goal": 0.1, "median": 0.05, "worst": 0.2}
+    monkeypatch.setattr(hosts, "rows", lambda *_, **__: [late])
+    for name, code in (("--only=kill", 1), ("--tiny", 0)):
+        monkeypatch.setattr(sys, "argv", ["hosts.py", name, "--loaded"])
+        assert hosts.main() == code
+        assert "**missed**" in capsys.readouterr().out
+
+
 # -- the matrix --------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +17,24 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture
 def ranks(box, modules):
-    """Ranks in a box of two hosts, of which no process is left (test_box.py looks for all else)."""
-    cages, (looping,) = [], modules("looping")
+    """Ranks in a box of two hosts: each of them has ended, before the end of the box would kill it,
+    and left no file (test_box.py looks for all else).
+    """
+    (looping,) = modules("looping")
 
     @contextmanager
     def make(hosts=2, profile="flat-1g", **how):
-        with ExitStack() as stack, box(profile, hosts) as made:  # whose end kills the ranks
-            cages.extend(made._cages)
-            yield looping.Ranks(made, stack, **how)
+        with ExitStack() as stack, box(profile, hosts) as made:
+            before = looping.files_on(made, range(hosts))
+            found = looping.Ranks(made, stack, **how)
+            yield found
+            found.ended(range(len(found.runs)))
+            after = looping.files_on(made, range(hosts))
+            assert not [
+                sorted(after[host] - before[host]) for host in after if after[host] - before[host]
+            ]
 
-    yield make
-    assert not [cage for cage in cages if Path(f"/proc/{cage.first}").exists()]
+    return make
 
 
 def told(ranks, losers, pattern, since):

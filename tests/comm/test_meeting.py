@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,25 @@ import torch.distributed as dist
 
 from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, listen
-from howdah.comm import connect
+from howdah.comm import connect, meeting, rendezvous
 from howdah.comm.agreement import agree, wires_of
 from howdah.comm.engine import RANKS
 from howdah.comm.meeting import Hello, meet, own_hello
 from howdah.comm.rendezvous import choose
+from howdah.comm.tcp import TcpTransport
 from howdah.plan.recording import Wires
 
 HERE, THERE = Hello("a", 1, secret=True), Hello("b", 1, host="b", secret=True)
 BARE = replace(HERE, why_not="there is no C compiler")
+OPEN = replace(HERE, secret=False)
 GLOO = [replace(one, wire="gloo", trust="network") for one in (HERE, THERE)]
 TRUSTING = [replace(one, secret=False, trust="network") for one in (HERE, THERE)]
+
+
+def free_port():
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def wishing(wanted, hello=HERE):
@@ -45,16 +53,18 @@ def wishing(wanted, hello=HERE):
         (TRUSTING, "tcp", ""),
         ([wishing("tcp")] * 2, "tcp", ""),
         ([BARE, THERE], "tcp", "no C compiler; until then TCP carries all messages"),
+        ([HERE, BARE], "tcp", "no C compiler; until then TCP carries all messages"),
         (
-            [HERE, BARE],
+            [OPEN, replace(BARE, secret=False)],
             "torch",
             "no C compiler; until then messages go through gloo, which is slower, and on one",
         ),
+        ([replace(one, wire="gloo") for one in (HERE, BARE)], "torch", "messages go through gloo"),
         ([wishing("torch")] * 2, "torch", ""),
         ([wishing("engine")] * 2, "engine", ""),
         ([HERE] * RANKS, "engine", ""),
         (
-            [HERE] * (RANKS + 1),
+            [OPEN] * (RANKS + 1),
             "torch",
             "64 ranks of a machine, not 65: start fewer; until then messages go",
         ),
@@ -94,6 +104,10 @@ def test_what_the_ranks_agree_on(words, kind, said):
         ([replace(wishing("tcp"), secret=False)] * 2, "join by a secret"),
         ([replace(one, wire="gloo") for one in (HERE, THERE)], "gloo lets anybody join"),
         ([wishing("torch"), wishing("torch", THERE)], "gloo lets anybody join"),
+        (
+            [HERE, replace(BARE, secret=False)],
+            "rank 0 on  has a secret .*, and rank 1 on  has none",
+        ),
         ([HERE, replace(THERE, problem="it has no eth9")], "rank 1 on b: it has no eth9"),
     ],
 )
@@ -129,6 +143,83 @@ def test_who_does_not_come_is_named(store):
     store.set("hello/3", "a\n7\n\n")
     with pytest.raises(UserError, match=r"^rank 1 of 4 did not come"):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
+
+
+def test_what_a_stranger_writes_in_place_of_a_rank_is_refused(store):
+    """He reaches torchrun's store, which asks for no proof, and would have all take gloo."""
+
+    def forge():
+        for rank, hello in enumerate(GLOO):
+            store.set(f"hello/{rank}", json.dumps(asdict(replace(hello, secret=False))))
+
+    with pytest.raises(UserError, match="another process speaks as rank 0 in the store"):
+        meet(store, HERE, rank=0, size=2, seconds=600, heed=forge)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_hello_of_others_takes_the_proof_from_a_rank(rank):
+    """Whatever they say, of machines and of compilers, it is refused, or the proof is asked."""
+    own = replace(HERE, host="mine")
+    for forged in (replace(one, host="", **lie) for one in (HERE, BARE, THERE) for lie in LIES):
+        words = [own, forged] if rank == 0 else [forged, own]
+        with suppress(UserError):
+            assert agree(words, rank)[0] in ("engine", "tcp"), forged
+
+
+LIES = ({}, {"secret": False}, {"wire": "gloo"}, {"trust": "network"}, {"wanted": "torch"})
+LIES += ({"wire": "gloo", "trust": "network", "secret": False},)
+
+
+def test_ranks_without_the_engine_ask_for_the_proof_in_all_their_groups(store, monkeypatch):
+    """Those of one machine, as all say: gloo would dial what a stranger has written."""
+    bare = replace(own_hello("torch"), wanted="", why_not="there is no C compiler")
+    monkeypatch.setattr(
+        rendezvous, "own_hello", lambda wanted, *_: replace(bare, wanted=wanted or "")
+    )
+    found = {}
+
+    def join(rank):
+        with (
+            closing(choose(store, rank=rank, size=2, secret=b"s" * 32)) as whole,
+            closing(whole.among([0, 1])) as part,
+        ):
+            found[rank] = type(whole), type(part)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: (TcpTransport,) * 2, 1: (TcpTransport,) * 2}
+
+
+def test_who_does_not_come_is_named_alike_by_all_that_wait(store, monkeypatch):
+    """Whoever waits longer would be left without the store, and with a sentence about that."""
+    monkeypatch.setattr(meeting, "LAST", 600)
+    told = []
+
+    def wait():
+        with pytest.raises(UserError) as error:
+            choose(store, rank=1, size=3, seconds=600)
+        told.append(str(error.value))
+
+    other = threading.Thread(target=wait)
+    other.start()
+    store.get("hello/1")
+    with pytest.raises(UserError, match=r"^rank 2 of 3 did not come within 0\.2 s: "):
+        choose(store, rank=0, size=3, seconds=0.2)
+    assert store.check(["parted/1"]), "rank 0 stays until it has read"
+    other.join()
+    assert told[0].startswith("rank 2 of 3 did not come")
+
+
+def test_who_does_not_come_is_named_without_a_launcher_of_torch(monkeypatch):
+    """Torch's own wait told of 1 client of 3, and the others that rank 0 had gone."""
+    words = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, word in words.items():
+        monkeypatch.setenv(name, word)
+    with pytest.raises(UserError, match=r"^ranks 1, 2 of 3 did not come within 1 s: start as many"):
+        connect("torch", seconds=1)
 
 
 @contextmanager
@@ -188,6 +279,20 @@ def test_without_a_launcher_it_is_said_how_to_start(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="start with torchrun"):
         connect()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+@pytest.mark.parametrize("word", [None, "", "0x"])
+def test_a_variable_that_is_missing_or_nonsense_is_told(monkeypatch, name, word):
+    words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for each, value in (words | {name: word}).items():
+        monkeypatch.delenv(each, raising=False)
+        if value is not None:
+            monkeypatch.setenv(each, value)
+    if (name, word) == ("MASTER_ADDR", "0x"):  # it may be a name
+        return
+    with pytest.raises(UserError, match="start with torchrun"):
+        connect(seconds=1)
 
 
 def test_a_port_in_use_is_told(monkeypatch):
@@ -264,10 +369,7 @@ def test_a_mistake_of_one_rank_is_told_to_all(tmp_path, mistake):
     open_to_all = tmp_path / "secret"
     open_to_all.write_bytes(b"s" * 32)
     open_to_all.chmod(0o644)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
+    ranks, port = [], free_port()
     for rank in range(2):
         env = {
             "MASTER_ADDR": "127.0.0.1",

@@ -25,7 +25,7 @@ from howdah.comm.flow import Task
 from howdah.comm.frames import HEADER, kind_of
 from howdah.comm.handshake import MAGIC
 from howdah.comm.interface import address_of, is_loopback, leading_to
-from howdah.comm.segments import BYE, SEGMENT, segments
+from howdah.comm.segments import BYE, GAVE_UP, SEGMENT, segments
 from howdah.comm.signature import RECORD
 from howdah.comm.tcp_connect import LINES, listening, tcp_transport
 from howdah.comm.transport import PeerLost
@@ -187,6 +187,12 @@ def test_a_rank_with_another_secret_is_told_to_all():
     assert "it did not reach rank 0 at 127.0.0.1 port" in str(one)
     assert "its secret may be another one" in str(one)
     assert isinstance(zero, UserError) and isinstance(one, UserError)
+
+
+def test_all_ranks_name_the_first_cause():
+    """Each that failed because of another one once wrote its own reason over the true one."""
+    (said,) = {str(one) for one in joined(4, secrets=[SECRET, b"x" * 32, SECRET, SECRET])}
+    assert said.startswith("rank 1 cannot be connected with the others by TCP: it did not reach ra")
 
 
 def test_ranks_that_do_not_come_are_named():
@@ -500,6 +506,53 @@ def test_a_full_connection_has_room_for_a_last_word(ranks):
         came = (came + part)[-(HEADER.size + RECORD) :]
         select.select([theirs.sock], [], [])
     assert kind_of(came[: HEADER.size]) == BYE
+
+
+class Turn:
+    """A lock that notes that somebody waits for it."""
+
+    def __init__(self):
+        self._lock, self.awaited = threading.Lock(), threading.Event()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self.awaited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_a_last_word_of_another_thread_is_in_no_frame_and_behind_none_of_its_number(ranks):
+    """As of a rank that gives up while a thread of it still sends a message."""
+    one, other = ranks(2)
+    line, theirs = one._lines.by_peer[1][0], other._lines.by_peer[0][0]
+    line.turn = turn = Turn()
+    line.out.extend(segments(0, 0, [memoryview(bytes(1000))]))
+    pump, real = threading.Thread(target=line.send), line.sock
+
+    class Slow:
+        """The socket, while another thread sends on it too."""
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def send(self, said):
+            pump.start()
+            while pump.is_alive() and not turn.awaited.wait(0.001):
+                pass
+            return real.send(said)
+
+    line.sock = Slow()
+    line.farewell(GAVE_UP, "no room is left")
+    line.sock = real
+    pump.join()
+    theirs.sock.setblocking(True)
+    came = b""
+    while part := theirs.sock.recv(1 << 16):
+        came += part
+    assert kind_of(came[: HEADER.size]) == GAVE_UP
+    assert len(came) == HEADER.size + RECORD
 
 
 def test_the_reason_of_a_pulse_is_told(ranks):
