@@ -4,6 +4,8 @@
     python bench/collectives/hosts.py --minutes 9       ends after so many; the next call goes on
     python bench/collectives/hosts.py --grid selector   the selector's cells, to selector.md, .json:
                                                         what was measured of them, from a round on
+    python bench/collectives/hosts.py --grid selector --page      judges what was measured before
+                                                        by today's selector; measures nothing
     python bench/collectives/hosts.py --tiny            a few small ones; writes nothing
     python bench/collectives/hosts.py --only "flat-1g 4x1 broadcast"     writes nothing
 
@@ -186,6 +188,17 @@ def place(cell: Cell) -> tuple[str, Shape]:
     return cell.profile, cell.shape
 
 
+def page(name: str, grid: str) -> int:
+    """Writes a page again from its measured cells."""
+    kept = json.loads((HERE / f"{name}.json").read_text("utf-8"))
+    told = verdicts(kept["cells"], of=len([*GRIDS[grid]()]))
+    text = report(f"{kept['machine']} {quiet.sentence(kept['noise'])}", kept["cells"], told)
+    (HERE / f"{name}.md").write_text(text + "\n", "utf-8")
+    (HERE / f"{name}.json").write_text(json.dumps(kept | {"goals": told}, indent=1) + "\n", "utf-8")
+    print(text)
+    return 0
+
+
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--grid", choices=GRIDS, default="link", help="link has the sweep with it")
@@ -194,8 +207,11 @@ def main() -> int:
     words.add_argument("--tiny", action="store_true", help="a few small cells; writes nothing")
     words.add_argument("--minutes", type=float, default=25.0)
     words.add_argument("--anew", action="store_true", help="forget what is kept of earlier calls")
+    words.add_argument("--page", action="store_true", help="writes the page again, and no times")
     quiet.add_option(words)
     asked = words.parse_args()
+    if asked.page:
+        return page("selector" if asked.grid == "selector" else "hosts", asked.grid)
     grids = ["tiny"] if asked.tiny else ["link", "sweep"] if asked.grid == "link" else [asked.grid]
     cells = [cell for grid in grids for cell in GRIDS[grid]() if asked.only in cell.key]
     selects = asked.grid == "selector"

@@ -50,11 +50,12 @@ def doctor_hosts(words: Sequence[str], *, tune: bool) -> int:
     from howdah.bench.tuning import tuned
     from howdah.comm.rendezvous import join
     from howdah.comm.selection import file_of, keep, topology_of
-    from howdah.comm.topology import hosts_of
+    from howdah.comm.topology import hosts_of, processors
     from howdah.host.hosts import judge_hosts
 
     with in_words(), closing(join(seconds=WAIT, hosts=hosts)) as transport:
         seen = hosts_of(transport)
+        products = processors(transport, seen)
         kept = topology_of(transport, again=True)
         if tune:
             kept = tuned(transport, kept)
@@ -62,7 +63,7 @@ def doctor_hosts(words: Sequence[str], *, tune: bool) -> int:
             return 0
         if tune:
             keep(kept, file_of(seen))
-    findings = judge_hosts(kept.topology, seen.clocks)
+    findings = judge_hosts(kept.topology, seen.clocks, products)
     for finding in findings:
         print(f"{finding.name:16s} {finding.value}")
         if finding.lack:

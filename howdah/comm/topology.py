@@ -33,6 +33,7 @@ ROUNDS, TIMES, SEVERAL = 16, 5, 4  # short rounds of a call, calls, and messages
 ENOUGH = 0.1  # seconds of a long message
 FIRST, MOST, INSIDE = 1 << 18, 1 << 26, 1 << 23  # bytes of the first one, the most, inside a host
 NAME = 64  # bytes of a host's name
+PRODUCT, PRODUCTS = 256, 200  # rows of a matrix, and how often it is multiplied by itself
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,21 @@ def _gathered(transport: Transport, own: Tensor) -> list[Tensor]:
     out = torch.empty(len(own) * transport.size, dtype=torch.uint8)
     transport.all_gather(out, own, [len(own)] * transport.size)
     return [*out.view(transport.size, -1)]
+
+
+def processors(transport: Transport, seen: Seen) -> list[float]:
+    """Seconds of one product of matrices on the slowest rank of each host. All ranks call together.
+
+    The least of many short ones counts, so that what else runs there does not.
+    """
+    x, took = torch.ones(PRODUCT, PRODUCT), list[float]()
+    for _ in range(PRODUCTS):
+        began = perf_counter()
+        x @ x
+        took.append(perf_counter() - began)
+    own = torch.tensor([min(took)], dtype=torch.float64).view(torch.uint8)
+    every = [one.clone().view(torch.float64).item() for one in _gathered(transport, own)]
+    return [max(every[lead : lead + seen.ranks]) for lead in seen.leads]
 
 
 def told_by_first(transport: Transport, word: str) -> str:

@@ -10,20 +10,25 @@ from statistics import median
 from howdah.host.finding import Finding
 from howdah.machines.topology import FULL, Topology, cards_of, levels, slow_cards
 
+SLOW = 1.5  # times the usual seconds of a product, from which on a processor is slow
 CLOCK = 2.0  # seconds by which clocks may differ: what a message's way cannot explain
 MBIT = 1e6 / 8  # bytes/s
 
 
-def judge_hosts(topology: Topology, clocks: Sequence[float]) -> list[Finding]:
+def judge_hosts(
+    topology: Topology, clocks: Sequence[float], products: Sequence[float]
+) -> list[Finding]:
     """The findings on hosts of a run.
 
-    clocks  seconds by which each host's clock is ahead of the first one's
+    clocks    seconds by which each host's clock is ahead of the first one's
+    products  seconds of a product of matrices on each
     """
     each = topology.ranks
     named = f"{len(topology.hosts)}: {' '.join(topology.hosts)}; {each} rank{'s' * (each > 1)} each"
     return [
         Finding("hosts", named),
         judge_clocks(topology.hosts, clocks),
+        judge_processors(topology.hosts, products),
         *judge_cards(topology),
         judge_pairs(topology),
         judge_switches(topology),
@@ -45,6 +50,21 @@ def judge_clocks(hosts: Sequence[str], clocks: Sequence[float]) -> Finding:
         return Finding("clocks", value)
     lack = f"{'; '.join(wrong)}: dates of checkpoints and logs will not fit together"
     return Finding("clocks", value, f"{lack}; set the clock there (NTP)")
+
+
+def judge_processors(hosts: Sequence[str], products: Sequence[float]) -> Finding:
+    """The finding on processors. The usual one is the median of all."""
+    usual = median(products)
+    slow = [
+        f"{host} takes {seconds / usual:.1f} times as long as the others"
+        for host, seconds in zip(hosts, products, strict=True)
+        if seconds > SLOW * usual
+    ]
+    value = f"within {max(products) / min(products):.1f} times"
+    if not slow:
+        return Finding("processors", value)
+    lack = f"{'; '.join(slow)}, and all ranks wait for it: see what runs there and how it is cooled"
+    return Finding("processors", value, f"{lack}, or leave it out")
 
 
 def judge_cards(topology: Topology) -> Iterator[Finding]:
