@@ -24,6 +24,7 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
+from howdah.plan.comm import DIRECT, Algorithms, Comm
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.plan import make_plan
 from howdah.plan.recording import RankTrace
@@ -52,11 +53,16 @@ class Place:
 class HowdahStep:
     """train_step on one layout. Calling it is one step of this rank; returns the loss."""
 
-    def __init__(self, case: Case, layout: Layout, transport: Transport) -> None:
+    def __init__(
+        self, case: Case, layout: Layout, transport: Transport, algorithms: Algorithms = DIRECT
+    ) -> None:
         recipe = method(case)
         batch = Batch(layout.readers * case.rows, case.rows // case.micros)
-        plan = make_plan(case.shape, layout, batch, sequence=case.sequence, method=recipe)
-        self._mesh = connect_mesh(plan.layout, transport, CPU)
+        comm = Comm(algorithm=algorithms)
+        plan = make_plan(
+            case.shape, layout, batch, sequence=case.sequence, method=recipe, comm=comm
+        )
+        self._mesh = connect_mesh(plan.layout, transport, CPU, algorithms)
         placed = apply(plan, mesh=self._mesh, fill=random_init(plan.weights, SEED))
         self.plan = plan
         self._stepper, self._done = StepContext(placed, self._mesh, recipe, SEED), 0

@@ -2,6 +2,8 @@
 
     howdah            over its own connections between hosts, shared memory inside them
     howdah over gloo  the same step, whose messages between hosts are gloo's (comm.wire)
+    howdah, rings     but for zero3: long sums and gathers in rings of four pieces, which
+                      comm.algorithm = "auto" takes where one rank of each host talks to the others
     howdah, broadcasts  of zero3: units come by a broadcast from each owner (gather=broadcast)
     DDP, FSDP2, ...   torch's, over gloo
     bound             the same computing, and nothing is exchanged
@@ -28,13 +30,14 @@ from peers import ddp, fsdp2
 
 from howdah.comm.rendezvous import join
 from howdah.comm.transport import Transport
-from howdah.plan.comm import Hosts
+from howdah.plan.comm import Algorithms, Hosts
 from howdah.plan.layout import parse_layout
 from howdah.plan.trace_file import write_trace
 
 CARD = "eth0"
 TRACE = Path("/tmp/trace")  # of a host's own
-OURS, BROADCASTS = "howdah", "howdah, broadcasts"
+OURS, BROADCASTS, RINGS = "howdah", "howdah, broadcasts", "howdah, rings"
+RING = "default to 128 KiB, segmented_ring pieces=4"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ def entrants(job: Job) -> list[Contestant]:
     """Those of a job, in the order of the first repeat."""
     at, made = (job.layout,), partial(Contestant, stages=(job.layout,))
     ours = [made(name, "variant" if name != OURS else "ours", build=over(name)) for name in WIRES]
-    if "zero3" in job.layout:
+    if "zero3" not in job.layout:
+        ours.append(made(RINGS, "variant", build=by_rings))
+    else:
         ours.append(made(BROADCASTS, "variant", build=by_broadcasts))
     sharded = partial(fsdp2, once=False, release="zero3" in job.layout)
     peers: dict[str, Callable[..., object]] = {"DDP": ddp, "FSDP2": sharded}
@@ -67,6 +72,12 @@ def over(name: str) -> Callable[[Job, OnHosts], HowdahStep]:
 def by_broadcasts(job: Job, place: OnHosts) -> HowdahStep:
     """howdah's step, whose gathers are broadcasts."""
     return HowdahStep(job, parse_layout(f"{job.layout} gather=broadcast"), place.wires[OURS])
+
+
+def by_rings(job: Job, place: OnHosts) -> HowdahStep:
+    """howdah's step, whose long sums and gathers go around."""
+    rings = Algorithms(all_reduce=RING, reduce_scatter=RING, all_gather=RING)
+    return HowdahStep(job, job.parsed, place.wires[OURS], rings)
 
 
 WIRES = {
