@@ -118,10 +118,12 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in found:
         cells = [row["form"], *(f"{row['curve'][step]:.4f}" for step in steps)]
-        cells += [f"{row['loss']:.4f}", f"± {row['spread']:.4f}"]
+        seeds = [*row["losses"]]
+        apart = f"± {row['spread']:.4f}" if len(seeds) > 1 else f"seed {seeds[0]} alone"
+        cells += [f"{row['loss']:.4f}", apart]
         low, high = min(row["apart"]), max(row["apart"])
         told = [f"{row['more']:+.4f}", f"{low:+.4f} to {high:+.4f}"]
-        cells += ["equal", ""] if row["same"] else told
+        cells += ["equal, step by step", ""] if row["same"] else told
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -140,6 +140,11 @@ class _File:
     profile: Name = Cluster.profile
 
 
+MEASURABLE = re.compile(r"\b(memory|bandwidth|latency|flops)\b")
+MEASURE = (
+    "; howdah measure finds memory, rates and latencies of a machine that you have, and writes "
+    "such a file"
+)
 STAND_INS: dict[str, Any] = {  # a sound table of each kind
     "device": {"name": "a", "memory": "1 GB", "bandwidth": "1 GB/s", "flops": {"bf16": "1 FLOP/s"}},
     "node": {"devices": 1},
@@ -165,7 +170,8 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
     found = read_table(_File, raw, limits=True)
     others = [*_contradictions(found.value)] if found.value else _of_the_sound(raw)
     if problems := [*found.problems, *others]:
-        raise UserError(f"{file}: {several(problems)}")
+        lacking = any("missing" in one and MEASURABLE.search(one) for one in problems)
+        raise UserError(f"{file}: {several(problems)}{MEASURE * lacking}")
     return _cluster(found.value)
 
 

@@ -129,7 +129,7 @@ WRONG = [
     ),
     (f'{GOOD}[network]\nshape = "torus"\ndims = [8]', "give [between], not [inside]"),
     # missing and unknown keys
-    (changed('memory = "24 GB"\n', ""), "device.memory is missing"),
+    (changed('memory = "24 GB"\n', ""), "device.memory is missing; howdah measure finds mem"),
     (changed('name = "ours"', ""), "name is missing"),
     (changed("devices = 4\n", ""), "node.devices is missing"),
     (changed('[inside]\nlink = "pcie4"', ""), "[inside] is missing"),
@@ -265,13 +265,16 @@ leaf = 3
         "network.oversubscription is missing",
         "a spine-leaf network needs it",
         "[between] is missing, the link between the 3 nodes",
+        "howdah measure finds memory, rates and latencies of a machine that you have, and writes "
+        "such a file",
     ]
 
 
 def test_an_empty_file_is_told_all_that_it_must_say():
     with pytest.raises(UserError, match="toml: name, device") as refused:
         parse_cluster("", file="ours.toml")
-    assert str(refused.value).endswith(
+    told, _ = str(refused.value).split("; howdah measure")
+    assert told.endswith(
         "device.bandwidth, device.flops, node.devices, host.link, host.memory are missing; "
         "[inside] is missing, the link between the devices of a node"
     )
