@@ -36,7 +36,12 @@ from howdah.base.errors import UserError
 
 HERE = Path(__file__).resolve().parent
 PROFILE = "flat-1g"
-SHAPES = {"4 x 1": (4, 1), "2 x 2": (2, 2)}  # hosts, and ranks of each
+NEAR = "hierarchical pieces=2"  # ranks of a host wait for each other in shared memory, too
+SHAPES = {  # hosts, ranks of each, and the algorithm
+    f"2 x 2, {NEAR}": (2, 2, NEAR),
+    "4 x 1": (4, 1, ""),
+    "2 x 2": (2, 2, ""),
+}
 SIZES = (1 << 10, 1 << 22)  # elements of an all-reduce
 ELAPSE = (0.1, 1.0)  # seconds from the first call to the fault
 SHORT = 2.0  # seconds of a cut or a stop that is survived
@@ -97,12 +102,12 @@ def mend(box: Box, host: int, process: int) -> None:
 
 def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:
     """One fault: seconds until each survivor was told, and what was wrong."""
-    hosts, each = SHAPES[shape]
+    hosts, each, algorithm = SHAPES[shape]
     victim = draw.randrange(each, hosts * each)  # the first host has the ranks' store
     elements = draw.choice(SIZES)
     with ExitStack() as stack, Box(profile_named(PROFILE, hosts), hosts) as box:
         before = files_on(box, range(hosts))
-        ranks = Ranks(box, stack, each=each, elements=elements)
+        ranks = Ranks(box, stack, each=each, elements=elements, words=algorithm)
         sleep(draw.uniform(*ELAPSE))
         process = 0 if fault.name.startswith(("a host", "a cable")) else ranks.process(victim)
         began = monotonic()
