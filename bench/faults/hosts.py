@@ -62,7 +62,7 @@ class Fault:
     words: str = ""
 
 
-ENDED = r"(\(process \d+\) )?(ended|died|left|does not answer|gave up)"
+ENDED = r"(\(process \d+\) )?(ended|died|left|does not answer|gave up|has not been heard of)"
 FAULTS = (
     Fault("a process is killed", 0.1, 20, ENDED),
     Fault("a host is gone, its network with it", 30.0, 2, ENDED),
