@@ -32,7 +32,7 @@ def numbers(hint, name=""):
 def test_every_number_of_a_run_has_bounds():
     found = dict(numbers(Run))
     assert [name for name, limit in found.items() if limit is None] == []
-    assert len(found) == 96 and found["model.latent.query_rank"].most == 1 << 17
+    assert len(found) == 97 and found["model.latent.query_rank"].most == 1 << 17
 
 
 def test_every_preset_is_in_bounds():
