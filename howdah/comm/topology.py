@@ -32,6 +32,7 @@ from howdah.machines.topology import Pair, Rates, Topology, phases
 ROUNDS, TIMES, SEVERAL = 16, 5, 4  # short rounds of a call, calls, and messages of a fuller round
 ENOUGH = 0.1  # seconds of a long message
 FIRST, MOST, INSIDE = 1 << 18, 1 << 26, 1 << 23  # bytes of the first one, the most, inside a host
+NOISE = 0.1  # of the seconds of the longer message: a smaller difference, of 3/4 of it, is noise
 NAME = 64  # bytes of a host's name
 PRODUCT, PRODUCTS = 256, 200  # rows of a matrix, and how often it is multiplied by itself
 
@@ -182,7 +183,8 @@ class _Probe:
             min(self._seconds(rounds(length), f"{length} bytes") for _ in range(2))
             for length in (size // 4, size)
         )
-        return (size - size // 4) / max(long - short, 1e-9)
+        more, took = size - size // 4, long - short
+        return more / took if took > NOISE * long else size / long
 
     def _seconds(self, rounds: Sequence[Round], what: str) -> float:
         """Seconds of rounds on this rank, of which all begin together."""

@@ -15,7 +15,7 @@ from howdah.collectives.choice import everywhere, program_of
 from howdah.comm.chosen import choosing
 from howdah.comm.rendezvous import choose
 from howdah.comm.selection import chosen_on, file_of, keep, settled, topology_of
-from howdah.comm.topology import Seen, hosts_of, measured, told_by_first
+from howdah.comm.topology import FIRST, Seen, _Probe, hosts_of, measured, told_by_first
 from howdah.machines.topology import Kept, Topology, cards_of, cluster_of, parse, spell
 from howdah.plan.comm import Algorithms
 from howdah.sim.selector import Shape, best, lines
@@ -51,7 +51,7 @@ def test_hosts_are_measured_once_and_all_choose_alike(workers, tmp_path):
     one, other, anew, chosen, _ = ranks[0]
     assert all(found[:4] == (one, other, anew, chosen) for found in ranks)
     assert one == other, "the second time it is read"
-    assert anew.topology.rates != one.topology.rates
+    assert anew.topology != one.topology
     assert (tmp_path / "a" / "howdah/clusters").is_dir(), "rank 0 keeps it"
     assert not (tmp_path / "b" / "howdah/clusters").exists()
     topology = one.topology
@@ -183,3 +183,14 @@ def test_measuring_needs_no_selection(workers, tmp_path):
 def probe(transport, machines, cache):
     with apart(transport, machines, cache) as wire:
         return measured(wire, hosts_of(wire))
+
+
+@pytest.mark.parametrize(("short", "rate"), [(1.0, 3 / 4 / 1.0), (2.0, 1 / 2.0), (1.95, 1 / 2.0)])
+def test_a_difference_that_is_noise_is_no_rate(monkeypatch, short, rate):
+    """It was taken for 196 TB/s, where the longer of two messages came as soon as the shorter."""
+    probe = _Probe.__new__(_Probe)
+    monkeypatch.setattr(_Probe, "_told", lambda self, value: [value])
+    monkeypatch.setattr(
+        _Probe, "_seconds", lambda self, size, what: 2.0 if size == FIRST else short
+    )
+    assert probe._rate(lambda size: size) == pytest.approx(FIRST * rate)
