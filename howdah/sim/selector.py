@@ -33,7 +33,7 @@ SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "g
 SIZES = tuple(1 << k for k in range(10, 27, 2))  # of buckets: 1 KiB to 64 MiB by fours
 MOST_RANKS = 64  # of a group for which an algorithm is chosen
 LONG = 1 << 34  # bytes: so long that latencies do not count
-CLEARLY = 1.1  # times the least price, up to which the transport's own way stays
+CLEARLY = 1.1  # times the least measured price, up to which the transport's own way stays
 PIECES = {
     "broadcast/ring_in_pieces": (4, 16, 64),
     "reduce/ring_in_pieces": (4, 16, 64),
@@ -153,8 +153,8 @@ def best(
     cluster: Cluster, op: str, shape: Shape, size: int, corrections: Iterable[Correction] = ()
 ) -> str:
     """The text of the algorithm with the least price for a vector of `size` bytes; where the
-    likeliest were measured, and the transport's own way with them, of those. The own way stays
-    where none is clearly cheaper: prices are not surer than that.
+    likeliest were measured, and the transport's own way with them, of those: that way stays
+    where none is clearly cheaper, for what was measured is not surer than that.
     """
     factors = {
         text: factor
@@ -168,10 +168,11 @@ def best(
 
     every = lines(cluster, op, shape)
     timed = [line for line in every if line.text in factors]
-    asked = timed if len(timed) > 1 and DEFAULT in factors else every
-    (own,) = [line for line in asked if line.text == DEFAULT]
-    least = min(asked, key=seconds)
-    return DEFAULT if seconds(own)[0] <= CLEARLY * seconds(least)[0] else least.text
+    own = [line for line in timed if line.text == DEFAULT]
+    if len(timed) < 2 or not own:
+        return min(every, key=seconds).text
+    least = min(timed, key=seconds)
+    return DEFAULT if seconds(own[0])[0] <= CLEARLY * seconds(least)[0] else least.text
 
 
 def chosen_text(

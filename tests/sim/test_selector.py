@@ -148,3 +148,14 @@ def test_a_plan_left_open_is_planned_as_what_is_chosen():
     assert one.traffic == other.traffic and one.time.seconds == other.time.seconds
     assert one.traffic != predict(replace(plan, comm=Comm()), FLAT).traffic
     assert settled_plan(plan, None).comm.algorithm == Algorithms()
+
+
+@pytest.mark.parametrize(("factor", "own"), [(1.0, True), (0.92, True), (0.5, False)])
+def test_the_own_way_stays_where_nothing_measured_is_clearly_cheaper(factor, own):
+    shape, size, op = Shape(4, 1), 1 << 20, "all_reduce"
+    line = {one.text: one.fixed + one.byte * size for one in lines(FLAT, op, shape)}
+    rows = [
+        (op, "ring", "4x1", size, factor / line["ring"]),
+        (op, DEFAULT, "4x1", size, 1 / line[DEFAULT]),
+    ]
+    assert best(FLAT, op, shape, size, rows) == (DEFAULT if own else "ring")
