@@ -98,8 +98,8 @@ def test_losses_are_compared_seed_by_seed(scripts):
     found = curves.summary(rows)
     assert curves.faults(found) == []
     plain, copied, narrow = curves.table(found).splitlines()[2:]
-    assert plain == "| zero3 | 4.5000 | 3.5000 | ± 0.7071 | equal |  |"
-    assert copied.endswith("| equal |  |")
+    assert plain == "| zero3 | 4.5000 | 3.5000 | ± 0.7071 | equal, step by step |  |"
+    assert copied.endswith("| equal, step by step |  |")
     assert narrow.endswith("| 3.5050 | ± 0.6859 | +0.0050 | -0.0100 to +0.0200 |")
     found[1]["same"] = False
     assert curves.faults(found) == [f"{curves.COPIED}: other losses than zero3"]
