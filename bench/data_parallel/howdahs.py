@@ -10,7 +10,7 @@ say nothing to each other: the bound of stages 1 and 2.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -58,10 +58,8 @@ class HowdahStep:
     ) -> None:
         recipe = method(case)
         batch = Batch(layout.readers * case.rows, case.rows // case.micros)
-        comm = Comm(algorithm=algorithms)
-        plan = make_plan(
-            case.shape, layout, batch, sequence=case.sequence, method=recipe, comm=comm
-        )
+        plan = make_plan(case.shape, layout, batch, sequence=case.sequence, method=recipe)
+        plan = replace(plan, comm=Comm(algorithm=algorithms))
         self._mesh = connect_mesh(plan.layout, transport, CPU, algorithms)
         placed = apply(plan, mesh=self._mesh, fill=random_init(plan.weights, SEED))
         self.plan = plan
