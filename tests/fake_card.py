@@ -15,6 +15,7 @@ This names a device for the whole process: run it in a process of its own.
 """
 
 import traceback
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +33,16 @@ from howdah.comm.group import Group
 from howdah.comm.lane import CudaStreams, Lane
 from howdah.comm.staging import Direct
 from howdah.comm.transport import SingleRank, SubgroupFactory
+from howdah.parallel import home_lanes
+from howdah.parallel import homes as running
 from howdah.parallel.apply import apply
+from howdah.parallel.home_lanes import CardLane
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
-from howdah.plan.plan import make_plan
+from howdah.plan.homes import homes
+from howdah.plan.plan import for_gpus, make_plan
 from howdah.plan.recording import Wires
 from howdah.text.batches import Micro
 from howdah.train import feed, tell
@@ -149,6 +154,41 @@ class FakeStream:
         return 0.0
 
 
+class Awaited(FakeStream):
+    """A stream or an event for which a host waits, as homes do."""
+
+    def synchronize(self):
+        pass
+
+
+class AtOnce:
+    """A thread whose work is done where it is given to it: fakes belong to one thread."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def submit(self, work):
+        done = Future()
+        done.set_result(work())
+        return done
+
+    def shutdown(self, **_):
+        pass
+
+
+class Unlocked:
+    """Locks of memory: nothing is locked, and all counts as if it were."""
+
+    def lock(self, x):
+        return x
+
+    def has(self, x):
+        return True
+
+    def close(self):
+        pass
+
+
 ONLY = FakeStream()
 
 
@@ -209,6 +249,30 @@ def silent():
 
 
 @contextmanager
+def awaited():
+    """Homes are waited for by the host. A norm is 1, what is asked is true, and tokens are some that
+    are all different.
+    """
+    waits = Awaited()
+    replaced = [
+        (CudaStreams, "current", lambda self: waits),
+        (CudaStreams, "new", lambda self: waits),
+        (CudaStreams, "event", lambda self: waits),
+        (running, "Locks", Unlocked),
+        (running, "ThreadPoolExecutor", AtOnce),
+        (home_lanes, "ThreadPoolExecutor", AtOnce),
+        (CardLane, "here", lambda self, x: torch.zeros(x.shape, dtype=x.dtype)),
+        (torch.Tensor, "item", lambda self: 1.0),
+        (torch.Tensor, "__bool__", lambda self: True),
+        (torch.Tensor, "unique", lambda self, return_inverse: (self, torch.zeros_like(self))),
+    ]
+    with ExitStack() as stack:
+        for where, name, new in replaced:
+            stack.enter_context(patch.object(where, name, new))
+        yield
+
+
+@contextmanager
 def fake_card():
     """Inside, the device `card` is a GPU without elements. Nothing is refused yet."""
     name_the_device()
@@ -243,11 +307,13 @@ def train_on_card(shape, words, method, rank=0, rows=1, length=16, documents=2):
     layout = resolve(parse_layout(words), None)
     plan = make_plan(shape, layout, Batch(micro_batch=rows), sequence=length, method=method)
     micros = [micro_of(shape, rows=rows, length=length, documents=documents)] * plan.micros
-    with fake_card() as device:
+    away = homes(plan.layout) != {"device"}
+    with fake_card() as device, awaited() if away else nullcontext():
+        plan = for_gpus(plan)
         mesh = connect_mesh(plan.layout, SilentRanks(rank, plan.layout.world), device)
         placed = apply(plan, mesh=mesh, fill=lambda piece, out: None)
         context, feeder = StepContext(placed, mesh, method, seed=1), feeder_of(device)
-        with NoWaiting():
+        with nullcontext() if away else NoWaiting():
             for step in range(2):  # the first pass of zero3 gathers otherwise than the second
                 batch = replace(feeder(micros), counts=Counts(1000.0, False))
                 result = train_step(context, batch, step=step, rate=1e-3)
@@ -255,5 +321,7 @@ def train_on_card(shape, words, method, rank=0, rows=1, length=16, documents=2):
     assert (result.tokens, result.stop) == (1000, False)
     assert result.told._keep is batch  # whose memory a copy would fill again
     states = [x for state in placed.optimizer.state.values() for x in state.values()]
+    if placed.homes:
+        states += [x for state in placed.homes.states.values() for x in state.values()]
     flats = [x for unit in placed.units.values() for x in (unit.weights, unit.masters, unit.summed)]
     return sorted({x.device.type for x in (*states, *flats)})

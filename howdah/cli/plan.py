@@ -189,7 +189,7 @@ def _refuse_what_does_not_fit(prediction: Prediction, cluster: str) -> None:
     assert machines is not None  # it has the capacity
     better = closest(plan, capacity, lambda other: home_of(other, machines))
     way = f"'{better}' fits" if better else "nothing near fits: take more devices"
-    asked = partial(unsupported, plan.shape, on_gpus=plan.on_gpus)
+    asked = partial(unsupported, plan.shape)
     known = asked(plan.layout)  # the notes say this of the plan already
     reasons = [one for one in asked(better or plan.layout) if one not in known]
     if reasons:

@@ -109,8 +109,7 @@ def find(model: str, wanted: Draft, asked: Asked) -> None:
         title = f"{name} on {cluster.device.name}"
         put(plot_devices(answer.table, title), asked.plot)
     best = answer.best.plan
-    cards = bool(cluster.device.cuda_names)
-    here = unsupported(best.shape, best.layout, precision=run.method.precision, on_gpus=cards)
+    here = unsupported(best.shape, best.layout, precision=run.method.precision)
     profile = asked.profile or profile_for(cluster, run.method)
     by_time = uneven(answer.found.question, answer.best, profile) if not answer.table else ()
     _print(name, model, asked, answer, [*notes, *more, *here, *by_time])

@@ -88,6 +88,11 @@ class StreamClock:
         return float(began.elapsed_time(ended)) / 1000
 
 
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a GPU; None for the CPU."""
+    return None if device.type == "cpu" else CudaStreams(device)
+
+
 def clock_of(device: torch.device) -> Clock:
     """The clock of what `device` computes."""
     return HOST if device.type == "cpu" else StreamClock(CudaStreams(device))

@@ -111,10 +111,13 @@ class Scratch:
         self._end += whole
         return Range(start, length)
 
-    def write(self, to: Range, data: memoryview) -> list[Future[None]]:
-        """Starts to write all bytes of a range, which must not change until the futures end."""
+    def write(self, to: Range, data: memoryview, at: int = 0) -> list[Future[None]]:
+        """Starts to write the bytes [at, at + len(data)) of a range, which must not change until
+        the futures end: whole blocks, and the last one of the range.
+        """
         return [
-            self._write(to.start + at, data[at : at + BLOCK]) for at in range(0, to.length, BLOCK)
+            self._write(to.start + at + block, data[block : block + BLOCK])
+            for block in range(0, len(data), BLOCK)
         ]
 
     def read(self, source: Range, out: memoryview, at: int = 0) -> list[Future[None]]:

@@ -97,4 +97,4 @@ def move_biases(
             tokens = counts[block][:-1]
             step = (tokens.mean() - tokens).sign() * rate
             mine = unit.masters[first - unit.start : last - unit.start]
-            mine.add_(step[first - segment.start : last - segment.start].to(mine.dtype))
+            mine.add_(step[first - segment.start : last - segment.start].to(mine))

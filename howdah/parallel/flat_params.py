@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from howdah.base.seeds import key
+from howdah.host.page_memory import whole_pages
 from howdah.model.islands import promoted
 from howdah.model.noise import fill_even, fill_normal
 from howdah.plan.boxes import Piece
@@ -196,8 +197,9 @@ def _allocate(
     homes: Layout,
 ) -> FlatUnit:
     def zeros(length: int, dtype: torch.dtype, home: Home) -> Tensor:
-        memory: dict[Home, torch.device | str] = {"device": device, "host": "cpu", "disk": "meta"}
-        return torch.zeros(length, dtype=dtype, device=memory[home])
+        if home == "host":
+            return whole_pages(length, dtype)
+        return torch.zeros(length, dtype=dtype, device=device if home == "device" else "meta")
 
     (start, stop), wide = own, promoted(dtype)
     length = buffer.length if whole.weights else stop - start

@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite, nan, sqrt
 
-import torch
 from torch import Tensor
 
 from howdah.comm.handle import DONE, Handle
@@ -65,9 +64,7 @@ class HomeUpdate:
         wide = units[0].masters.dtype
         self.sets: list[Buffers] = [
             {
-                kind: torch.empty(
-                    longest, dtype=units[0].weights.dtype if kind == "weights" else wide
-                )
+                kind: homes.memory(longest, units[0].weights.dtype if kind == "weights" else wide)
                 for kind in set_width(plan)
             }
             for _ in range(count or SETS)
@@ -78,7 +75,7 @@ class HomeUpdate:
     def staged_bytes(self) -> int:
         """Bytes of the buffers."""
         every = [buffer for one in self.sets for buffer in one.values()]
-        return sum(buffer.nbytes for buffer in (*every, self._homes.adding))
+        return sum(buffer.nbytes for buffer in every) + self._homes.staged_bytes
 
     def run(self, *, square: Tensor, limit: float, beside: Beside, share: float = 0.0) -> None:
         """One update by gradients that are scaled by limit/norm when their norm is above `limit`

@@ -4,8 +4,8 @@
     evict lane   | layers.3 gradient | layers.2 gradient | …      device → host, behind it
     disk         io_uring, or threads of its own (`host/scratch.py`)
 
-`plan/homes.py` lists the moves of a step; this file makes and counts them. A lane is a thread that
-makes the moves of one direction in their order. On the CPU, where device and host are one memory,
+`plan/homes.py` lists the moves of a step; this file makes and counts them. A lane makes the moves
+of one direction in their order (`home_lanes.py`). On the CPU, where device and host are one memory,
 what has its home on the host is copied all the same, at a limited bandwidth if the run asks for it:
 so what a link costs, and what hides it, shows without a GPU.
 
@@ -30,19 +30,23 @@ from howdah.comm.counters import add
 from howdah.comm.crc import crc32
 from howdah.comm.engine_abi import load_library
 from howdah.comm.handle import DONE, Handle, Note, OnThread
+from howdah.comm.lane import clock_of, streams_of
 from howdah.comm.settings import read_settings
 from howdah.host import ring
+from howdah.host.page_memory import whole_pages
 from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
+from howdah.parallel.home_lanes import CardLane, Lane, Locks, MemoryLane
 from howdah.parallel.mesh import Mesh
 from howdah.plan.gather_order import never_whole, rows_read
-from howdah.plan.homes import AXIS, Way, adding_room, homes, pool_problem
+from howdah.plan.homes import AXIS, WAYS, Way, adding_room, homes, pool_problem
 from howdah.plan.plan import Plan
 from howdah.plan.recording import WAIT, Traffic
 from howdah.plan.storage import Storage
 from howdah.shapes.weights import FROZEN
 
 TABLE = "embedding.weight"  # of tokens
+SMALL = 1 << 20  # bytes of memory that is worth pages of its own
 NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
 
 
@@ -94,11 +98,18 @@ class Homes:
         self.plan, self.layout, self.rank, self.device = plan, plan.layout, mesh.rank, mesh.device
         self.disk_by, self.tables = "", dict[str, FlatUnit]()
         self.never_whole = never_whole(plan)
-        self.waited, self.states = Stopwatch(), dict[str, dict[str, Tensor]]()
+        self._clock = clock_of(mesh.device)
+        self.waited = Stopwatch(self._clock)
+        self.states = dict[str, dict[str, Tensor]]()
         self.leaving: dict[str, list[Handle]] = {}
         self._counters, self._table = mesh.counters, mesh.counters.table()
         self._pace = {"fetch": Pace(storage.host_bandwidth), "evict": Pace(storage.host_bandwidth)}
-        self._lanes = {way: ThreadPoolExecutor(1, thread_name_prefix=way) for way in self._pace}
+        self._locks = Locks()
+        streams = streams_of(mesh.device)
+        self._lanes: dict[Way, Lane] = {
+            way: CardLane(way, streams, self._locks) if streams else MemoryLane(way) for way in WAYS
+        }
+        self._locked = self._locks.lock if streams else lambda x: x
         self._host = ThreadPoolExecutor(1, thread_name_prefix="update")
         self._ranges: dict[tuple[str, str], Range] = {}
         self._scratch: Scratch | None = None
@@ -116,10 +127,22 @@ class Homes:
 
     def close(self) -> None:
         """Ends the threads, and lets go of the file."""
-        for lane in (self._host, *self._lanes.values()):
-            lane.shutdown(cancel_futures=True)
+        for thread in (self._host, *(lane.thread for lane in self._lanes.values())):
+            thread.shutdown(cancel_futures=True)
         if self._scratch is not None:
             self._scratch.close()
+        self._locks.close()
+
+    def memory(self, length: int, dtype: torch.dtype) -> Tensor:
+        """Memory of the host, zeros; if it is large, moves to and from it go at full speed."""
+        if length * dtype.itemsize < SMALL:
+            return torch.zeros(length, dtype=dtype)
+        return self._locked(whole_pages(length, dtype))
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of the host's memory through which all moves go."""
+        return self.adding.nbytes + sum(lane.nbytes for lane in self._lanes.values())
 
     def adopt(self, units: Iterable[FlatUnit]) -> Put:
         """Makes the optimizer's states, zeros, and finds room on the disk for what is kept there.
@@ -130,6 +153,8 @@ class Homes:
             name, masters = unit.buffer.unit, unit.masters
             if TABLE in unit.buffer.names and name.removeprefix(FROZEN) == table:
                 self.tables[TABLE] = unit
+            if self.layout.weights == "host":
+                self._locked(unit.weights)
             tensors = {"weights": unit.weights, "summed": unit.summed}
             tensors |= {"masters": masters} if unit.apart else {}
             if self.layout.optimizer != "device":
@@ -164,7 +189,7 @@ class Homes:
         there = self._tensor(unit, kind)
         if there.is_meta:
             to = self._ranges[unit.buffer.unit, kind]
-            ended(self.scratch.write(to, bytes_of(values.contiguous())))
+            ended(self.scratch.write(to, bytes_of(values.cpu().contiguous())))
         else:
             there.copy_(values)
 
@@ -179,7 +204,8 @@ class Homes:
         """Starts to copy between device and host, on the lane of the direction; `of` is the unit
         or the block.
         """
-        return self._on_lane(what, way, out.nbytes, lambda: out.copy_(source), of=of)
+        lane = self._lanes[way]
+        return self._on_lane(what, way, out.nbytes, lambda: lane.copy(out, source), of=of)
 
     def read(self, what: str, unit: str, kind: str, out: Tensor) -> Handle:
         """Starts to read the own range of a unit from the disk."""
@@ -190,14 +216,38 @@ class Homes:
         return self.write_range(what, self._ranges[unit, kind], values, of=unit)
 
     def read_range(self, what: str, source: Range, out: Tensor, *, of: str) -> Handle:
-        """Starts to read a range of the file."""
+        """Starts to read a range of the file into memory of the host."""
         note = self._counted(what, "fetch", "disk", out.nbytes, of=of)
         return Jobs(self.scratch.read(source, bytes_of(out)), note)
 
     def write_range(self, what: str, to: Range, values: Tensor, *, of: str) -> Handle:
-        """Starts to write a range of the file."""
+        """Starts to write a range of the file from memory of the host."""
         note = self._counted(what, "evict", "disk", values.nbytes, of=of)
         return Jobs(self.scratch.write(to, bytes_of(values)), note)
+
+    def fetch_range(self, what: str, source: Range, out: Tensor, *, of: str) -> Handle:
+        """Starts to read a range of the file to the device; to a GPU part by part."""
+        lane, flat = self._lanes["fetch"], out.view(torch.uint8)
+        if lane.one_memory:
+            return self.read_range(what, source, out, of=of)
+
+        def read(part: Tensor, first: int, last: int) -> None:
+            ended(self.scratch.read(source, bytes_of(part), first))
+
+        up = partial(lane.up, flat, read)
+        return self._on_lane(what, "fetch", out.nbytes, up, of=of, link="disk")
+
+    def evict_range(self, what: str, to: Range, values: Tensor, *, of: str) -> Handle:
+        """Starts to write a range of the file from the device; from a GPU part by part."""
+        lane, flat = self._lanes["evict"], values.view(torch.uint8)
+        if lane.one_memory:
+            return self.write_range(what, to, values, of=of)
+
+        def write(part: Tensor, first: int, last: int) -> None:
+            ended(self.scratch.write(to, bytes_of(part), first))
+
+        down = partial(lane.down, flat, write)
+        return self._on_lane(what, "evict", values.nbytes, down, of=of, link="disk")
 
     def beside(self, work: Callable[[], None]) -> Handle:
         """Starts work on the host beside that of the rank, behind earlier such work."""
@@ -207,17 +257,19 @@ class Homes:
         """Starts to bring the weights of a unit, or its share of them, to `out` on the device."""
         if self.layout.weights == "host":
             return self.copy("weights", "fetch", out, unit.weights, of=unit.buffer.unit)
-        return self.read("weights", unit.buffer.unit, "weights", out)
+        name = unit.buffer.unit
+        return self.fetch_range("weights", self._ranges[name, "weights"], out, of=name)
 
     def fetch_rows(self, name: str, index: Tensor) -> Tensor:
         """The rows of one of `tables` for index [...] → [..., h], read where they lie."""
         unit = self.tables[name]
         self.settle(unit.buffer.unit)
-        table = unit.views(unit.weights)[name]
-        out = table.new_empty(index.numel(), table.shape[1])
+        table, lane = unit.views(unit.weights)[name], self._lanes["fetch"]
+        out = table.new_empty(index.numel(), table.shape[1], device=self.device)
 
         def read() -> None:
-            torch.index_select(table, 0, index.flatten(), out=out)
+            rows = lane.here(index.flatten())
+            lane.up(out, lambda part, a, b: torch.index_select(table, 0, rows[a:b], out=part))
 
         rows = self._on_lane("rows", "fetch", out.nbytes, read, of=unit.buffer.unit)
         self.wait(f"rows of {unit.buffer.unit}", rows)
@@ -227,14 +279,15 @@ class Homes:
         """Starts to add rows [n, h], of the numbers `index` [n], to the gradient of a table on the
         host. Those of one token are added to each other first, as in a gradient that is whole.
         """
-        table = unit.views(unit.summed)[name]
+        table, lane = unit.views(unit.summed)[name], self._lanes["evict"]
 
         def add() -> None:
-            tokens, place = index.unique(return_inverse=True)
+            tokens, place = lane.here(index).unique(return_inverse=True)
             count, wide = rows.numel(), rows
             sums = self.adding[:count].view_as(rows)[: len(tokens)].zero_()
-            if rows.dtype != table.dtype:
-                wide = self.adding[count : 2 * count].view_as(rows).copy_(rows)
+            if rows.dtype != table.dtype or not lane.one_memory:
+                wide = self.adding[count : 2 * count].view_as(rows)
+                lane.down(rows, lambda part, a, b: wide[a:b].copy_(part))
             table.index_add_(0, tokens, sums.index_add_(0, place, wide))
 
         return self._on_lane("rows", "evict", rows.nbytes, add, of=unit.buffer.unit)
@@ -253,29 +306,34 @@ class Homes:
 
     def add_gradient(self, unit: FlatUnit, share: Tensor, after: Handle) -> Handle:
         """Starts to add a share to the gradient of a unit in its home, behind `after`."""
-        name, size = unit.buffer.unit, share.nbytes
+        name, size, lane = unit.buffer.unit, share.nbytes, self._lanes["evict"]
+
+        def add_to(sums: Tensor) -> None:
+            lane.down(share, lambda part, a, b: sums[a:b].add_(part))
+
         if not unit.summed.is_meta:
-            work = partial(unit.summed.add_, share)
+            work = partial(add_to, unit.summed)
             return self._on_lane("gradients", "evict", size, work, after, of=name)
         mine, first = self.adding[: len(share)], name in self._fresh
         self._fresh.discard(name)
         notes = [self._counted("gradients", "evict", "disk", size, of=name)]
         notes += [] if first else [self._counted("gradients", "fetch", "disk", size, of=name)]
+        called = lane.called()
 
         def add() -> None:
-            after.result()
-            if first:
-                mine.zero_()
-            else:
-                ended(self.scratch.read(self._ranges[name, "summed"], bytes_of(mine)))
-            mine.add_(share)
+            with lane.behind(called, after):
+                if first:
+                    mine.zero_()
+                else:
+                    ended(self.scratch.read(self._ranges[name, "summed"], bytes_of(mine)))
+                add_to(mine)
             ended(self.scratch.write(self._ranges[name, "summed"], bytes_of(mine)))
             for note in notes:
                 note()
 
-        return OnThread(self._lanes["evict"].submit(add))
+        return OnThread(lane.thread.submit(add))
 
-    def _on_lane(
+    def _on_lane(  # noqa: PLR0913 (facts that have nothing in common, most by keyword)
         self,
         what: str,
         way: Way,
@@ -284,17 +342,20 @@ class Homes:
         after: Handle = DONE,
         *,
         of: str,
+        link: str = "host",
     ) -> Handle:
-        note = self._counted(what, way, "host", size, of=of)
+        note, lane = self._counted(what, way, link, size, of=of), self._lanes[way]
+        called = lane.called()
 
         def move() -> None:
-            after.result()
-            began = HOST.mark()
-            self._pace[way].wait(size)
-            work()
+            with lane.behind(called, after):
+                began = HOST.mark()
+                if link == "host":
+                    self._pace[way].wait(size)
+                work()
             note(began)
 
-        return OnThread(self._lanes[way].submit(move))
+        return OnThread(lane.thread.submit(move))
 
     def _counted(
         self, what: str, way: Way, link: str, size: int, *, of: str
@@ -320,12 +381,12 @@ class Homes:
 
     def wait(self, what: str, *handles: Handle) -> None:
         """Waits for moves, such as those of the `weights of layers.1`."""
-        late, began = not all(handle.done() for handle in handles), HOST.mark()
+        late, began = not all(handle.done() for handle in handles), self._clock.mark()
         with self.waited:
             for handle in handles:
                 handle.result()
         if late:
-            took = Interval(HOST, began, HOST.mark())
+            took = Interval(self._clock, began, self._clock.mark())
             self._counters.recorder.call(AXIS, f"{WAIT} {what}", 0, took)
 
 

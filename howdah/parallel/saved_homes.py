@@ -121,7 +121,7 @@ class Shelf:
         if free := self._free.get(size):
             return free.pop()
         if self.homes.layout.activations == "host":
-            return torch.empty(size, dtype=torch.uint8)
+            return self.homes.memory(size, torch.uint8)
         return self.homes.scratch.allocate(size)
 
     def give(self, size: int, place: Tensor | Range) -> None:
@@ -132,13 +132,13 @@ class Shelf:
     def evict(self, place: Tensor | Range, source: Tensor, *, of: str) -> Handle:
         """Starts to bring bytes of a block there."""
         if isinstance(place, Range):
-            return self.homes.write_range("activations", place, source, of=of)
+            return self.homes.evict_range("activations", place, source, of=of)
         return self.homes.copy("activations", "evict", place, source, of=of)
 
     def fetch(self, out: Tensor, place: Tensor | Range, *, of: str) -> Handle:
         """Starts to bring bytes of a block back."""
         if isinstance(place, Range):
-            return self.homes.read_range("activations", place, out, of=of)
+            return self.homes.fetch_range("activations", place, out, of=of)
         return self.homes.copy("activations", "fetch", out, place, of=of)
 
     def run(self, name: str, run: BlockRun, x: Tensor, context: BlockContext) -> Tensor:

@@ -36,8 +36,13 @@ from howdah.shapes.part import Part
 
 AXIS = "home"  # under which moves are counted
 Way = Literal["fetch", "evict"]
+WAYS: tuple[Way, Way] = ("fetch", "evict")
 When = Literal["passes", "norm", "update"]
 NAMES = ("weights", "gradients", "optimizer", "activations")  # the words of a layout
+ROOM, ROOMS = (
+    16 << 20,
+    2,
+)  # bytes of a room through which a GPU's moves go, and rooms of a direction
 
 
 class Move(NamedTuple):
@@ -82,13 +87,9 @@ def masters_apart(plan: Plan) -> bool:
     return apart or plan.compute_bytes != plan.master_bytes
 
 
-def away_problems(layout: Layout, *, on_gpus: bool = False) -> Iterator[str]:
-    """Why homes of a layout cannot be run together, or not on GPUs, as sentences."""
+def away_problems(layout: Layout) -> Iterator[str]:
+    """Why homes of a layout cannot be run together, as sentences."""
     later = "can be planned, but not run yet"
-    if on_gpus:
-        away = (f"{name}={home}" for name in NAMES if (home := getattr(layout, name)) != "device")
-        yield from (f"{what} can be planned, but not run on GPUs yet" for what in away)
-        return
     for name in ("weights", "gradients"):
         home = getattr(layout, name)
         if home != "device" and layout.optimizer == "device":
@@ -139,24 +140,25 @@ def sets_of(plan: Plan, rank: int) -> tuple[int, int]:
 
 
 def staged_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of the host's memory through which states move: the sets of an update, and what a
-    micro-batch is added through.
+    """Bytes of the host's memory through which states move: the sets of an update, what a
+    micro-batch is added through, and the rooms of a GPU's moves.
     """
     count, longest = sets_of(plan, rank)
     sets = count * longest * sum(set_width(plan).values())
-    return sets + adding_room(plan, rank) * plan.master_bytes
+    rooms = 2 * ROOMS * ROOM if plan.on_gpus and homes(plan.layout) != {"device"} else 0
+    return sets + adding_room(plan, rank) * plan.master_bytes + rooms
 
 
 def adding_room(plan: Plan, rank: int) -> int:
     """Elements through which a micro-batch is added to gradients in their home: the share of one on
     the disk; for a table that is read by its rows the sums of these rows, and the rows themselves
-    where they are narrower.
+    where they are narrower, or on a GPU.
     """
     if plan.layout.gradients == "disk":
         return longest_share(plan, rank)
-    narrow = plan.compute_bytes != plan.master_bytes
+    copied = plan.compute_bytes != plan.master_bytes or plan.on_gpus
     rows = rows_added(plan)[1] if _embeds(plan, rank) else 0
-    return rows * plan.shape.width * (1 + narrow)
+    return rows * plan.shape.width * (1 + copied)
 
 
 def longest_share(plan: Plan, rank: int) -> int:

@@ -19,7 +19,6 @@ def unsupported(
     layout: Layout,
     *,
     precision: Precision = "float32",
-    on_gpus: bool = False,
     compiled: bool = False,
 ) -> list[str]:
     """Why a model on a layout, in a precision, can be planned but not run; empty if it can be
@@ -33,14 +32,14 @@ def unsupported(
     if precision == "fp8":
         problems += _fp8_words(shape, layout)
     problems += _expert_words(shape, precision)
-    problems += away_problems(layout, on_gpus=on_gpus)
+    problems += away_problems(layout)
     if compiled and layout.activations != "device":
         problems.append(  # a compiled block keeps other tensors than those that are predicted
             f"activations={layout.activations} with compile=true can be planned, but not run yet; "
             "drop compile=true, or keep activations on the device"
         )
     apart = layout.pp > 1 and shape.tie_embeddings and not family_of(layout).folded
-    if apart and layout.gradients == "disk" and not on_gpus:
+    if apart and layout.gradients == "disk":
         problems.append(
             "gradients=disk with an embedding that is tied over stages can be planned, but not run "
             "yet; use gradients=host"

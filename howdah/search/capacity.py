@@ -107,7 +107,7 @@ def _with_batch(plan: Plan, layout: Layout) -> Plan | None:
         )
     except UserError:
         return None
-    runs = not unsupported(other.shape, other.layout, on_gpus=plan.on_gpus)
+    runs = not unsupported(other.shape, other.layout)
     return beside(plan, other) if runs else None
 
 

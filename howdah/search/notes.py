@@ -42,8 +42,7 @@ def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> lis
     tuned  whether it starts from trained weights, for which no batch of pre-training is advised
     """
     advice = [] if tuned else _batch(plan)
-    cards = plan.on_gpus or bool(cluster and cluster.device.cuda_names)
-    here = unsupported(plan.shape, plan.layout, precision=plan.method.precision, on_gpus=cards)
+    here = unsupported(plan.shape, plan.layout, precision=plan.method.precision)
     wider = advice_on_window(plan, cluster) if cluster else ()
     return [*here, *choice_misfits(plan), *advice, *_servers(plan), *_memory(cluster), *wider]
 

@@ -52,11 +52,12 @@ def smaller(plan: Plan, most: float) -> list[Smaller]:
 
 
 def _runs(other: Plan, plan: Plan) -> bool:
-    """Whether `other` can run in place of `plan`, and saves memory: where homes run, on CPUs, the
-    host is the device.
+    """Whether `other` can run in place of `plan`, and saves memory: on CPUs the host is the
+    device.
     """
     more = homes(other.layout) - homes(plan.layout)
-    return "host" not in more and not unsupported(other.shape, other.layout, on_gpus=plan.on_gpus)
+    saves = plan.on_gpus or "host" not in more
+    return saves and not unsupported(other.shape, other.layout)
 
 
 def _micro_batches(plan: Plan, most: float) -> Ways:

@@ -107,8 +107,7 @@ class Question:
 
     def only_planned(self, layout: Layout) -> bool:
         """Whether a layout can only be planned, where the model's other layouts can be run."""
-        precision, cards = self.method.precision, bool(self.cluster.device.cuda_names)
-        ask = partial(unsupported, self.shape, precision=precision, on_gpus=cards)
+        ask = partial(unsupported, self.shape, precision=self.method.precision)
         return len(ask(layout)) > len(ask(Layout()))
 
     def plan(self, layout: Layout, micro_batch: int) -> Plan:

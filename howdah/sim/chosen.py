@@ -35,7 +35,6 @@ from howdah.plan.exchanges import Exchange, exchanges
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gathered_by
 from howdah.plan.gathers import Gather, gathers
-from howdah.plan.homes import homes
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.servers import share_problem
@@ -47,10 +46,6 @@ from howdah.sim.selector import Correction, Shape, is_auto, settle
 ON_CUDA = (
     "[comm] says how tensors of the CPU travel, and the device is cuda, where NCCL chooses itself: "
     "leave comm.algorithm and comm.sparse out, or use device=cpu"
-)
-HOMES_ON_CUDA = (
-    "the layout keeps some of a rank's tensors off its device, which runs on CPUs so far, and the "
-    "device is cuda: use device=cpu, or leave the homes out"
 )
 ON_SERVERS = (
     "parameter servers keep states in memory of the host, and the device is cuda: use device=cpu, "
@@ -225,8 +220,6 @@ def choice_misfits(plan: Plan) -> list[str]:
 
 def cuda_problem(plan: Plan) -> str:
     """Why a plan cannot run on GPUs; empty if it can."""
-    if homes(plan.layout) != {"device"}:
-        return HOMES_ON_CUDA
     if plan.method.gradient_dtype == "int4":
         return HOPS_ON_CUDA
     return ON_SERVERS if plan.layout.server else ON_CUDA if plan.comm.is_chosen else ""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from howdah.comm.handle import Handle
-from howdah.comm.lane import Streams
+from howdah.comm.lane import Streams, streams_of
 from howdah.model.documents import document_starts, one_document_each
 from howdah.model.noise import Noise
 from howdah.parallel.mesh import Mesh
@@ -35,7 +35,7 @@ from howdah.plan.layout import Layout
 from howdah.plan.sharding import chunks
 from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
-from howdah.train.tell import steps_late, streams_of
+from howdah.train.tell import steps_late
 
 
 class Counts(NamedTuple):

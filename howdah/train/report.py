@@ -110,7 +110,8 @@ def measured_memory(context: StepContext, micro: Micro) -> Bytes:
 
 
 def _tensors(placed: ParallelModel) -> dict[str, int]:
-    units, layout, update = placed.units.values(), placed.plan.layout, placed.update
+    units, layout = placed.units.values(), placed.plan.layout
+    moves = placed.update or placed.homes
     states = placed.homes.states if placed.homes else {}
     gatherer = placed.gatherer
     messages = gatherer.messages if isinstance(gatherer, ShardedWeights) else Messages()
@@ -130,7 +131,7 @@ def _tensors(placed: ParallelModel) -> dict[str, int]:
             for value in some.values()
             if value.ndim  # a scalar is the number of updates
         ),
-        _named("staged", "host"): update.staged_bytes if update else 0,
+        _named("staged", "host"): moves.staged_bytes if moves else 0,
     }
     return {name: count for name, count in found.items() if count}
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from howdah.checkpoint.snapshot import Snapshots
+from howdah.comm.lane import streams_of
 from howdah.comm.recorder import Recorder
 from howdah.optim.average import move_averages, new_share
 from howdah.optim.clip import clipped_update, squared_norm
@@ -47,7 +48,7 @@ from howdah.text.batches import Micro
 from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, columns_of, on_device, with_noise
 from howdah.train.spikes import Spikes
 from howdah.train.state import count_updates
-from howdah.train.tell import Told, over_ranks, streams_of, tell
+from howdah.train.tell import Told, over_ranks, tell
 
 
 def count_tokens(micros: Sequence[Micro]) -> int:
@@ -235,7 +236,7 @@ def _square(context: StepContext, ranges: Sequence[tuple[FlatUnit, int, int]]) -
     if placed.plan.layout.gradients != "disk":
         return context.square(
             u.summed[start - u.start : stop - u.start] for u, start, stop in ranges
-        )
+        ).to(context.mesh.device)
     assert placed.homes is not None
     total = torch.zeros((), dtype=torch.float64)
     for unit in placed.units.values():
@@ -243,7 +244,7 @@ def _square(context: StepContext, ranges: Sequence[tuple[FlatUnit, int, int]]) -
         for one, start, stop in ranges:
             if one is unit:
                 total = total + context.square([flat[start - unit.start : stop - unit.start]])
-    return total
+    return total.to(context.mesh.device)
 
 
 def accumulate(

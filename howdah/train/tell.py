@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from howdah.comm.group import Group
-from howdah.comm.lane import CudaStreams, Streams
+from howdah.comm.lane import Streams
 
 Check = Callable[[], None]
 
@@ -28,11 +28,6 @@ Check = Callable[[], None]
 def steps_late(device: torch.device) -> int:
     """After how many more steps the numbers of a step are read."""
     return 0 if device.type == "cpu" else 1
-
-
-def streams_of(device: torch.device) -> Streams | None:
-    """The streams of a GPU; None for the CPU."""
-    return None if device.type == "cpu" else CudaStreams(device)
 
 
 def over_ranks(world: Group, values: Tensor) -> Tensor:

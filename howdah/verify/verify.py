@@ -137,7 +137,9 @@ def _equal_bits(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
 
 
 def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
-    """Yields a sentence for each rank whose bytes sent, row by row, are not those predicted."""
+    """Yields a sentence for each rank whose bytes sent, row by row, are not those predicted. What
+    activations move is left out where they are (`_memory`).
+    """
     for rank, evidence in enumerate(ranks):
         expected = step_traffic(case.plan, rank, evidence.wires, rows=False)
         every = {row: count * case.steps for row, count in expected.items() if count}
@@ -145,12 +147,14 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
         given += activation_traffic(case.plan, rank, evidence.documents)
         predicted = dict(given + Counter(every))
         counted = {row: count for row, count in evidence.sent.items() if count}
+        unknown = _on_gpus(case)
         if evidence.routed and not fixed_capacity(case.plan):
             routed = routed_bytes(case, rank, [one.routed for one in ranks])
             for row in [row for row in predicted if row.axis == "ep"]:
                 predicted[row] = routed
-            for row in [row for row in counted if "activations" in row.operation]:
-                predicted[row] = counted[row]  # rows at experts depend on the data
+            unknown = True  # rows at experts depend on the data
+        for row in [row for row in counted if "activations" in row.operation] if unknown else ():
+            predicted[row] = counted[row]
         if predicted != counted:
             yield f"rank {rank} was predicted to send {dict(predicted)} and sent {counted}"
 
@@ -159,7 +163,7 @@ def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     """Yields a sentence for each component of which a rank holds other bytes than predicted. The
     activations of a GPU, and of a plan for GPUs, are left out: their list is that of 16 bits.
     """
-    left_out = () if case.device == "cpu" and not case.plan.on_gpus else ("activations",)
+    left_out = ("activations",) if _on_gpus(case) else ()
     if case.layout.ep > 1 and not fixed_capacity(case.plan):
         left_out = ("activations",)  # rows at experts depend on the data
     for rank, evidence in enumerate(ranks):
@@ -171,6 +175,10 @@ def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
                     f"rank {rank} was predicted to hold {predicted[component]:,} bytes of "
                     f"{component}, and held {count:,}"
                 )
+
+
+def _on_gpus(case: Case) -> bool:
+    return case.device != "cpu" or case.plan.on_gpus
 
 
 def report(verdict: Verdict) -> Iterator[str]:

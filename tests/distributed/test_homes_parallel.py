@@ -16,14 +16,16 @@ from unittest.mock import patch
 import pytest
 import torch
 from broken_workers import Broken
+from late_streams import PIECE, late_moves
 from small_cases import FORMS, case_of, prove
 
 from howdah.parallel import apply as applying
 from howdah.parallel import homes as running
 from howdah.parallel.homes import Homes
+from howdah.plan import homes as planned
 from howdah.plan.homes import AXIS
 from howdah.plan.method import Optimizer
-from howdah.verify import matrix
+from howdah.verify import evidence, matrix
 from howdah.verify.evidence import gather
 from howdah.verify.reference import reference
 from howdah.verify.verify import verify
@@ -63,6 +65,40 @@ def test_an_untied_embedding_is_read_by_its_rows_alone(workers, words):
 @pytest.mark.parametrize("form", ["laptop", "untied"])
 def test_replicas_with_whole_tables_read_their_rows(workers, words, form):
     prove(case_of(f"{words} weights=host optimizer=host", form=form), workers)
+
+
+@contextmanager
+def late_card():
+    """What is called a GPU is the CPU, whose moves are late."""
+    here = partial(torch.device, "cpu")
+    with late_moves(), patch.object(evidence, "own_device", lambda *_: here()):
+        yield
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"dp2 zero3 x2 {HOST}",
+        f"pp2 1f1b x3 {DISK.replace('gradients=disk', 'gradients=host')}",
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                f"dp3 zero3 x2 {DISK}",
+                "dp2 zero1 x2 optimizer=host",
+                "dp3 zero2 x2 optimizer=disk gradients=host",
+                f"dp2 tp2 zero3 x2 {HOST}",
+                f"dp2 cp2 zero3 x1 {DISK}",
+                f"dp2 zero3 gather=broadcast x2 {HOST}",
+            )
+        ),
+    ],
+)
+def test_moves_of_a_gpu_that_are_late_equal_one_device(workers, words):
+    """Bytes and memory of the plan are those of a GPU, too (`late_streams.py`)."""
+    form = "untied" if "pp2" in words else "laptop"
+    case = replace(case_of(words, form=form), device="cuda")
+    with patch.object(planned, "ROOM", PIECE):
+        prove(case, Broken(workers, late_card))
 
 
 @pytest.mark.parametrize("precision", ["float64", "bf16"])

@@ -151,8 +151,6 @@ def test_homes_that_do_not_go_together_are_refused(words, way):
     assert (
         unsupported(FORMS["laptop"], parse_layout("pp2 zb-v gradients=disk optimizer=disk")) == []
     )
-    (sentence,) = unsupported(FORMS["laptop"], parse_layout("optimizer=host"), on_gpus=True)
-    assert "not run on GPUs yet" in sentence
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from howdah.model.noise import dropout
 from howdah.optim import clip
 from howdah.parallel import tensor
 from howdah.parallel.executor import Executor
+from howdah.parallel.home_lanes import CardLane
+from howdah.parallel.homes import Homes
 from howdah.plan.method import Method, Optimizer
 from howdah.shapes.presets import preset
 from howdah.train import step
@@ -55,7 +57,7 @@ def trained(_, shape, layout, method, mutation=None, *how):
             stack.enter_context(patch.object(where, name, new))
         try:
             return train_on_card(shape, layout, method, *how)
-        except HostWaits as waits:
+        except (HostWaits, RuntimeError) as waits:
             return str(waits)
 
 
@@ -90,7 +92,53 @@ def test_nor_does_a_step_of_eight_billion_weights(card, layout):
     assert card.run(trained, shape, layout, Method("bf16"), None, 0, 1, 4096) == [[CARD]]
 
 
+# -- homes ---------------------------------------------------------------------------
+
+STATES = "weights=host gradients=host optimizer=host"
+
+
+@pytest.mark.parametrize("form", ["laptop", "untied"])
+@pytest.mark.parametrize(
+    ("words", "method", "found"),
+    [
+        (f"single x2 {STATES}", BF16, ["cpu"]),
+        (f"dp2 zero3 x2 {STATES}", BF16, ["cpu"]),
+        ("dp2 x2 weights=host optimizer=host", Method("float32"), [CARD, "cpu"]),
+        ("single x2 optimizer=host", Method("bf16", Optimizer(delay=True)), [CARD, "cpu"]),
+        ("single x2 optimizer=host", Method("bf16", Optimizer(average=0.9)), [CARD, "cpu"]),
+        *(
+            pytest.param(words, BF16, [CARD, "cpu"], marks=pytest.mark.slow)
+            for words in (
+                "single x2 gradients=host optimizer=host",
+                "dp2 zero1 x2 optimizer=host",
+                "dp2 tp2 zero2 x2 gradients=host optimizer=host",
+                "pp2 zb-h1 x4 optimizer=host",
+            )
+        ),
+    ],
+)
+def test_tensors_at_home_on_the_host_never_meet_those_of_the_card(card, words, method, found, form):
+    """Where they do, torch refuses. That moves wait as they must: parallel/test_home_lanes.py."""
+    assert card.run(trained, FORMS[form], words, method, None, 0, 2) == [found]
+
+
+@pytest.mark.parametrize("mutation", ["shares on the card", "rows on the host"])
+def test_where_they_meet_torch_refuses(card, mutation):
+    (why,) = card.run(trained, FORMS["untied"], f"single x2 {STATES}", BF16, mutation, 0, 2)
+    assert "device" in why.lower() and CARD in why and "cpu" in why
+
+
 # -- mutations -----------------------------------------------------------------------
+
+
+def down_at_once(lane, source, take):
+    take(source, 0, len(source))
+
+
+def rows_on_the_host(homes, name, index):
+    unit = homes.tables[name]
+    table = unit.views(unit.weights)[name]
+    return table.new_empty(*index.shape, table.shape[1])
 
 
 def norm_on_the_host(gradients):
@@ -147,6 +195,8 @@ MUTATIONS = {
     "documents": [(transformer.Transformer, "context", look_at_documents)],
     "pageable": [(fake_card, "pin", torch.Tensor.clone)],
     "told": [(step, "tell", read_at_once)],
+    "shares on the card": [(CardLane, "down", down_at_once)],
+    "rows on the host": [(Homes, "fetch_rows", rows_on_the_host)],
 }
 
 

@@ -7,10 +7,11 @@ import torch
 from logged_streams import LoggedStreams
 
 from howdah.comm.group import Group
+from howdah.comm.lane import streams_of
 from howdah.comm.transport import PeerLost, SingleRank
 from howdah.plan.recording import Traffic
 from howdah.train import tell as telling
-from howdah.train.tell import Untold, over_ranks, steps_late, streams_of, tell
+from howdah.train.tell import Untold, over_ranks, steps_late, tell
 
 ALONE = Group(SingleRank())
 
