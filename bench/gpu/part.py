@@ -23,6 +23,7 @@ MODULES = {
     "F": "speed",
     "G": "peers",
     "H": "experts",
+    "I": "tiers",
 }
 
 

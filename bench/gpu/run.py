@@ -1,6 +1,6 @@
 """What a GPU can do with howdah, in at most ten minutes.
 
-    make gpu                                        parts A to H; results.json and results.md here
+    make gpu                                        parts A to I; results.json and results.md here
     python bench/gpu/run.py --parts AE --minutes 3
     python bench/gpu/run.py --wheels FOLDER         packages that this Python lacks, for the peers
     python bench/gpu/run.py --cpu                   tiny sizes without a GPU; in build/gpu/cpu
@@ -61,13 +61,14 @@ class Part:
 
 PARTS = (  # in order of worth; together less than ten minutes
     Part("A", "ceilings", 25),
-    Part("B", "the same numbers", 80),
+    Part("B", "the same numbers", 60),
     Part("C", "streams", 45),
     Part("E", "NCCL alone", 45),
     Part("H", "experts and sequences", 50),
-    Part("F", "speed", 165),
-    Part("D", "ranks that share the card", 90),
-    Part("G", "peers", 85),
+    Part("F", "speed", 130),
+    Part("I", "off the card", 110),
+    Part("D", "ranks that share the card", 60),
+    Part("G", "peers", 60),
 )
 
 

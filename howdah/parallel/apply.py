@@ -235,7 +235,8 @@ def apply(
     model = _unfilled(plan, mesh.rank)  # 1
     homes = homes_of(plan, mesh)
     units = _allocated(model, plan, mesh, orders)  # 2
-    fill_masters(units, fill, homes.adopt(units.values()) if homes else copied)  # 3
+    put = homes.adopt(units.values()) if homes else copied
+    fill_masters(units, fill, put, on=mesh.device)  # 3
     # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
     optimizer, update = _optimizer(plan, ranges, homes, [*units.values()])

@@ -230,15 +230,18 @@ def _replace(
     setattr(model.get_submodule(path), leaf, parameter)
 
 
-def fill_masters(units: dict[str, FlatUnit], fill: Fill, put: Put = copied) -> None:
+def fill_masters(
+    units: dict[str, FlatUnit], fill: Fill, put: Put = copied, *, on: torch.device | None = None
+) -> None:
     """Fills masters and weights piece by piece. Whole weights are also filled outside of the own
     range, so that nothing has to be sent before the first step.
 
     put  brings what a tensor is filled with to its home
+    on   the device that fills it; by default that of the masters
     """
     for unit in units.values():
         masters = unit.masters
-        device = "cpu" if masters.is_meta else masters.device
+        device = on or masters.device
         first, last = (unit.start, unit.stop) if unit.comes else (0, unit.buffer.length)
         filled = torch.zeros(last - first, dtype=masters.dtype, device=device)
         for piece, start, stop in pieces(unit.buffer, first, last):

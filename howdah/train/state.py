@@ -112,7 +112,8 @@ def count_updates(placed: ParallelModel, updates: int) -> None:
 def refill(placed: ParallelModel, fill: Fill) -> None:
     """Fills the weights of a model that has trained with others, such as those of a checkpoint."""
     placed.sync_weights()
-    fill_masters(placed.units, fill, placed.homes.put if placed.homes else copied)
+    put = placed.homes.put if placed.homes else copied
+    fill_masters(placed.units, fill, put, on=placed.mesh.device)
     if placed.gatherer:
         placed.gatherer.updated()
 

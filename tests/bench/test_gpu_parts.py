@@ -18,7 +18,7 @@ from howdah.cli.environment import FOR_CARDS
 
 BENCH = Path(__file__).parents[2] / "bench"
 FOLDER = BENCH / "gpu"
-LETTERS = "ABCDEFGH"
+LETTERS = "ABCDEFGHI"
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -54,7 +54,7 @@ def test_parts_are_those_of_the_page_and_take_ten_minutes(gpu):
     run = gpu("run")
     assert "".join(sorted(part.letter for part in run.PARTS)) == "".join(run.MODULES) == LETTERS
     told = re.findall(
-        r"^\| ([A-H]) `(\w+)\.py` \| (\d+) \|", (FOLDER / "README.md").read_text(), re.M
+        r"^\| ([A-I]) `(\w+)\.py` \| (\d+) \|", (FOLDER / "README.md").read_text(), re.M
     )
     assert told == [(p.letter, run.MODULES[p.letter], str(p.seconds)) for p in run.PARTS]
     for words, seconds in ((["--parts", LETTERS], 585), (["--parts", "F"], 585)):
@@ -143,7 +143,7 @@ def test_the_script_runs_without_a_card(gpu, tmp_path, letter):
     check_rows(part["rows"], run, letter)
     page = (tmp_path / "results.md").read_text()
     assert "**Not a result: tiny sizes on the CPU" in page
-    assert {*run.MODULES} == {*re.findall(r"^## ([A-H]):", page, re.M)}
+    assert {*run.MODULES} == {*re.findall(r"^## ([A-I]):", page, re.M)}
     assert only(tmp_path) == ["results.json", "results.md"]
 
 
