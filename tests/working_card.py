@@ -12,6 +12,7 @@ into a worker. Needs a private function of torch; without it, `there` is False.
 """
 
 from contextlib import nullcontext
+from mmap import PAGESIZE
 from time import perf_counter
 
 import torch
@@ -112,6 +113,22 @@ class AtOnce:
         return 1000 * (later.at - self.at)
 
 
+class Driver:
+    """Locks whole pages, which no two tensors share; addresses and their ends."""
+
+    locked = {}
+
+    def cudaHostRegister(self, address, size, _):
+        shared = any(address < end and start < address + size for start, end in self.locked.items())
+        if address % PAGESIZE or shared:
+            return 1
+        self.locked[address] = address + -(-size // PAGESIZE) * PAGESIZE
+        return 0
+
+    def cudaHostUnregister(self, address):
+        return 0 if self.locked.pop(address, None) else 1
+
+
 def install():
     """Makes the device known to this process; returns it. May be called again."""
     if not getattr(torch, "card", None):
@@ -123,6 +140,7 @@ def install():
         torch.cuda.current_stream = torch.cuda.default_stream = AtOnce
         torch.cuda.stream = nullcontext
         torch.Tensor.pin_memory = lambda x: x
+        torch.cuda.cudart = Driver
         torch.empty = _unpinned(torch.empty)
     return torch.device("card", 0)
 

@@ -28,6 +28,7 @@ from howdah.base.errors import UserError
 from howdah.base.quantities import spell
 from howdah.comm.handle import Handle
 from howdah.comm.lane import Streams
+from howdah.host.page_memory import whole_pages
 from howdah.plan.homes import ROOM, ROOMS, Way
 
 Part = Callable[[Tensor, int, int], object]  # of memory of the host: elements [first, last) of all
@@ -111,7 +112,7 @@ class CardLane:
     def __init__(self, way: Way, streams: Streams, locks: "Locks") -> None:
         self.thread, self._up = ThreadPoolExecutor(1, thread_name_prefix=way), way == "fetch"
         self._streams, self._stream, self._locks = streams, streams.new(), locks
-        self._rooms = [locks.lock(torch.empty(ROOM, dtype=torch.uint8)) for _ in range(ROOMS)]
+        self._rooms = [locks.lock(whole_pages(ROOM, torch.uint8)) for _ in range(ROOMS)]
         self.nbytes = ROOM * ROOMS
 
     def called(self) -> Any:

@@ -78,7 +78,7 @@ class Case:
         batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
         plan = make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
         plan = replace(plan, comm=self.comm, storage=Storage(window=self.window))
-        plan = for_gpus(plan) if self.device == "cuda" else plan
+        plan = plan if self.device == "cpu" else for_gpus(plan)
         return with_schedule(plan, self.schedule) if self.schedule else plan
 
 

@@ -15,7 +15,8 @@ from howdah.verify.verify import report, verify
 
 pytestmark = pytest.mark.skipif(not there, reason="this torch has no devices written in Python")
 
-LAYOUTS = ["dp2 zero1 x2"]
+STATES = "weights={0} gradients={0} optimizer={0}"
+LAYOUTS = ["dp2 zero1 x2", f"single x2 {STATES.format('host')}"]
 MORE = [
     "tp2 sp x2",
     "single x3",
@@ -24,6 +25,9 @@ MORE = [
     "dp2 zero3 x2",
     "pp2 1f1b x4",
     "recompute=full x2",
+    "dp2 zero1 x2 optimizer=host",
+    f"dp2 zero3 x2 {STATES.format('host')}",
+    f"single x2 {STATES.format('disk')}",
 ]
 
 
