@@ -40,8 +40,8 @@ from howdah.parallel.home_lanes import CardLane
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.batch import Batch
-from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.homes import homes
+from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.plan import for_gpus, make_plan
 from howdah.plan.recording import Wires
 from howdah.text.batches import Micro
@@ -250,9 +250,7 @@ def silent():
 
 @contextmanager
 def awaited():
-    """Homes are waited for by the host. A norm is 1, what is asked is true, and tokens are some that
-    are all different.
-    """
+    """The host waits for homes. A norm is 1, what is asked is true, and no token comes twice."""
     waits = Awaited()
     replaced = [
         (CudaStreams, "current", lambda self: waits),
@@ -264,7 +262,7 @@ def awaited():
         (CardLane, "here", lambda self, x: torch.zeros(x.shape, dtype=x.dtype)),
         (torch.Tensor, "item", lambda self: 1.0),
         (torch.Tensor, "__bool__", lambda self: True),
-        (torch.Tensor, "unique", lambda self, return_inverse: (self, torch.zeros_like(self))),
+        (torch.Tensor, "unique", lambda self, **_: (self, torch.zeros_like(self))),
     ]
     with ExitStack() as stack:
         for where, name, new in replaced:

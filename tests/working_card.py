@@ -114,19 +114,17 @@ class AtOnce:
 
 
 class Driver:
-    """Locks whole pages, which no two tensors share; addresses and their ends."""
+    """Locks whole pages, which no two tensors share."""
 
-    locked = {}
-
-    def cudaHostRegister(self, address, size, _):
-        shared = any(address < end and start < address + size for start, end in self.locked.items())
+    def cudaHostRegister(self, address, size, _):  # noqa: N802
+        shared = any(address < end and start < address + size for start, end in LOCKED.items())
         if address % PAGESIZE or shared:
             return 1
-        self.locked[address] = address + -(-size // PAGESIZE) * PAGESIZE
+        LOCKED[address] = address + -(-size // PAGESIZE) * PAGESIZE
         return 0
 
-    def cudaHostUnregister(self, address):
-        return 0 if self.locked.pop(address, None) else 1
+    def cudaHostUnregister(self, address):  # noqa: N802
+        return 0 if LOCKED.pop(address, None) else 1
 
 
 def install():
@@ -146,6 +144,7 @@ def install():
 
 
 CARD = "PrivateUse1"
+LOCKED = {}  # addresses, and where they end
 KEPT = []  # a library that is collected takes its operations along
 
 

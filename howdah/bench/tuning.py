@@ -1,7 +1,8 @@
 """How far prices of algorithms are off between these hosts: the correction table of the selector.
 
 For each operation and size the likeliest algorithms, by price, are timed on all ranks together, and
-the measured time over the price is kept with the topology (`machines/topology.py`, `Kept`). Of
+on all groups of those with one place on each host at the same time. The measured time over the
+price is kept with the topology (`machines/topology.py`, `Kept`). Of
 short messages, whose prices are the least sure, more algorithms are timed, and more calls. Very
 long vectors are left to their prices: what links decide needs no correction.
 """
@@ -18,7 +19,7 @@ from howdah.bench.trials import allocate, make_trial, views
 from howdah.comm.chosen import Choosing, algorithms_of, choosing
 from howdah.comm.transport import Transport
 from howdah.machines.topology import Kept, cluster_of
-from howdah.sim.selector import SIZED, SIZES, Correction, Line, Shape, lines
+from howdah.sim.selector import SIZED, SIZES, Correction, Line, Shape, lines, shapes_of
 
 TURNS, WARM = 3, 200  # of all algorithms of an operation and size; barriers before the first
 LIKELY, CALLS = 4, 1  # algorithms of each operation and size, and the direct way; calls in a turn
@@ -28,29 +29,49 @@ DEFAULT = "default"
 
 
 def tuned(transport: Transport, kept: Kept) -> Kept:
-    """The topology with corrections for groups of all ranks. All ranks call together."""
-    chosen = choosing(transport, algorithms_of("ring"))
+    """The topology with corrections for all ranks, and for groups of one rank of each host. All
+    ranks call together.
+    """
+    found: list[Correction] = []
+    for shape in shapes_of(len(kept.topology.hosts), kept.topology.ranks):
+        found += _of_shape(transport, kept, shape)
+    return replace(kept, corrections=tuple(found))
+
+
+def group_of(transport: Transport, shape: Shape) -> Transport:
+    """The group of a shape in which this rank is: all ranks, or those with its place on each host."""
+    if shape.hosts * shape.each == transport.size:
+        return transport
+    places: dict[str, list[int]] = {}
+    for rank, node in enumerate(transport.among.wires.nodes):
+        places.setdefault(node, []).append(rank)
+    mine = places[transport.among.wires.nodes[transport.rank]].index(transport.rank)
+    return transport.among([ranks[mine] for ranks in places.values()])
+
+
+def _of_shape(transport: Transport, kept: Kept, shape: Shape) -> list[Correction]:
+    """The corrections for groups of a shape, all of which work at the same time."""
+    chosen = choosing(group_of(transport, shape), algorithms_of("ring"))
     if not isinstance(chosen, Choosing):
         raise UserError("one rank has nothing to choose: start several")
-    cluster = cluster_of(kept.topology)
-    shape = Shape(len(kept.topology.hosts), kept.topology.ranks)
+    cluster, found = cluster_of(kept.topology), list[Correction]()
     try:
         for _ in range(WARM):
-            chosen.wire.barrier()
-        found: list[Correction] = []
+            transport.barrier()
         for op in SIZED:
             for size in SIZES:
                 prices = {
                     line.text: line.fixed + line.byte * size
                     for line in likely(lines(cluster, op, shape), size)
                 }
-                times = _timed(chosen, op, [*prices], size) if prices else {}
+                texts = [*prices]
+                times = _timed(transport, chosen, op, texts, size) if prices else {}
                 for text, seconds in times.items():
                     found.append((op, text, str(shape), size, seconds / prices[text]))
     finally:
         if chosen.near:
             chosen.near.close()
-    return replace(kept, corrections=tuple(found))
+    return found
 
 
 def likely(prices: tuple[Line, ...], size: int) -> list[Line]:
@@ -63,8 +84,10 @@ def likely(prices: tuple[Line, ...], size: int) -> list[Line]:
     return [line for n, line in enumerate(ordered) if n < most or line.text == DEFAULT]
 
 
-def _timed(chosen: Choosing, op: str, texts: Sequence[str], size: int) -> dict[str, float]:
-    """Median seconds of a call on the slowest rank, of each algorithm; they take turns."""
+def _timed(
+    every: Transport, chosen: Choosing, op: str, texts: Sequence[str], size: int
+) -> dict[str, float]:
+    """Median seconds of a call on the slowest of all ranks, of each algorithm; they take turns."""
     memory = views(allocate(size + 8 * chosen.size), size, torch.float32, apart=True)
     trials = {
         text: make_trial(chosen.wire if text == DEFAULT else chosen, op, memory) for text in texts
@@ -74,8 +97,8 @@ def _timed(chosen: Choosing, op: str, texts: Sequence[str], size: int) -> dict[s
         for text, trial in trials.items():
             if text != DEFAULT:
                 chosen.algorithms = algorithms_of({op: text})
-            run = loop(chosen.wire, trial.call, trial.given)
-            first = slowest(chosen.wire, [run(1)])[0]
+            run = loop(every, trial.call, trial.given)
+            first = slowest(every, [run(1)])[0]
             calls = CALLS_SHORT if first < SHORT else CALLS
-            found[text] += slowest(chosen.wire, [run(1) for _ in range(calls)])
-    return {text: median(every) for text, every in found.items()}
+            found[text] += slowest(every, [run(1) for _ in range(calls)])
+    return {text: median(some) for text, some in found.items()}

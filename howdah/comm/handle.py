@@ -8,7 +8,7 @@ On the CPU, a progress thread runs the operation, and `result` waits for the thr
 stream of its own runs it (`lane.py`), and `result` makes the compute stream wait, not the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,6 +74,26 @@ class OnThread:
 
 
 DONE: Handle = Ended()
+
+
+class Several:
+    """The handle of several operations."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+
+    def result(self) -> None:
+        """Waits for all of them. Raises the error of one."""
+        for handle in self._handles:
+            handle.result()
+
+    def then(self, note: Note) -> None:
+        """Calls `note` when the last one has ended."""
+        self._handles[-1].then(note)
+
+    def done(self) -> bool:
+        """Whether all of them have ended."""
+        return all(handle.done() for handle in self._handles)
 
 
 class OfBlock:

@@ -42,7 +42,7 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import DONE, Handle
+from howdah.comm.handle import DONE, Handle, Several
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.parallel.layer_window import Window
@@ -274,39 +274,51 @@ class ShardedWeights:
             self.messages.send(one, x, group) if one.shared_out else Sent(group, x, None)
             for one, x in zip(some, flats, strict=True)
         ]
-        handle, fetch = DONE, DONE
+        fetch = self._fetch(some, flats, sent)
         if len(some) > 1:
-            handle = self._gather_both(sent)
+            handle = self._gather_both(some, sent, fetch)
         else:
-            handle, fetch = self._gather_one(some[0], flat, sent[0])
+            handle = self._gather_one(some[0], sent[0], fetch)
         return _Whole(views, self.messages.arriving(handle, some, flats, group.size), fetch)
 
-    def _gather_one(self, one: FlatUnit, flat: Tensor, sent: Sent) -> tuple[Handle, Handle]:
-        """Starts to gather a unit. Returns the handles of all of it, and of what is fetched."""
-        group, message, own = sent
-        handle, fetch = DONE, DONE
-        if one.away:
-            own = None
-            assert self._homes is not None
-            mine = group.own_shard(flat) if one.shared_out else flat
-            fetch = handle = self._homes.fetch_weights(one, mine)
-        if one.shared_out and self._cast:
-            handle.result()
-            handle = _broadcast(group, message, own)
-        elif one.shared_out:
-            handle = group.all_gather(message, own, async_op=True, after=handle)
-        return handle, fetch
+    def _fetch(
+        self, some: Sequence[FlatUnit], flats: Sequence[Tensor], sent: Sequence[Sent]
+    ) -> Handle:
+        """Starts to fetch what this rank has of a unit from its home."""
+        handles = []
+        for one, flat, (group, _, _) in zip(some, flats, sent, strict=True):
+            if one.away:
+                assert self._homes is not None
+                mine = group.own_shard(flat) if one.shared_out else flat
+                handles.append(self._homes.fetch_weights(one, mine))
+        return Several(handles) if len(handles) > 1 else handles[0] if handles else DONE
 
-    def _gather_both(self, sent: Sequence[Sent]) -> Handle:
-        """Starts to gather what is trained of a unit, and what is frozen."""
-        for group, message, own in sent:
+    def _gather_one(self, one: FlatUnit, sent: Sent, fetch: Handle) -> Handle:
+        """Starts to gather a unit, behind what is fetched."""
+        group, message, own = sent
+        if not one.shared_out:
+            return fetch
+        own = None if one.away else own
+        if self._cast:
+            fetch.result()
+            return _broadcast(group, message, own)
+        return group.all_gather(message, own, async_op=True, after=fetch)
+
+    def _gather_both(self, some: Sequence[FlatUnit], sent: Sequence[Sent], fetch: Handle) -> Handle:
+        """Starts to gather what is trained of a unit, and what is frozen, behind `fetch`."""
+        pairs = [(one, it) for one, it in zip(some, sent, strict=True) if one.shared_out]
+        if not pairs:
+            return fetch
+        for one, (group, message, own) in pairs:
             if self._cast:
-                _broadcast(group, message, own).result()
-            elif own is not None:
+                fetch.result()
+                _broadcast(group, message, None if one.away else own).result()
+            elif own is not None and not one.away:
                 group.own_shard(message).copy_(own)
         if self._cast:
             return DONE
-        return sent[0].group.all_gather([one.message for one in sent], async_op=True)
+        messages = [it.message for _, it in pairs]
+        return pairs[0][1].group.all_gather(messages, async_op=True, after=fetch)
 
 
 def _distinct(units: Iterable[str], most: int) -> list[str]:

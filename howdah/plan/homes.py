@@ -33,6 +33,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.storage import SETS
 from howdah.shapes.part import Part
+from howdah.shapes.weights import FROZEN
 
 AXIS = "home"  # under which moves are counted
 Way = Literal["fetch", "evict"]
@@ -110,7 +111,7 @@ def away_problems(layout: Layout) -> Iterator[str]:
 
 
 def own_length(buffer: Buffer, plan: Plan, rank: int) -> int:
-    """Elements of a unit that `rank` updates."""
+    """Elements of a unit that `rank` updates, or of one that is frozen keeps."""
     start, stop = own_range(buffer, plan.layout, rank)
     return stop - start
 
@@ -131,7 +132,7 @@ def set_width(plan: Plan) -> dict[str, int]:
 
 def sets_of(plan: Plan, rank: int) -> tuple[int, int]:
     """The sets of buffers of an update on `rank`: their number, and the elements of each buffer."""
-    lengths = [n for b in local_buffers(plan, rank) if (n := own_length(b, plan, rank))]
+    lengths = [n for b in _trained(plan, rank) if (n := own_length(b, plan, rank))]
     width, longest = sum(set_width(plan).values()), max(lengths, default=0)
     if not width or not longest:
         return 0, 0
@@ -163,7 +164,11 @@ def adding_room(plan: Plan, rank: int) -> int:
 
 def longest_share(plan: Plan, rank: int) -> int:
     """Elements of the longest range that `rank` updates."""
-    return max((own_length(b, plan, rank) for b in local_buffers(plan, rank)), default=0)
+    return max((own_length(b, plan, rank) for b in _trained(plan, rank)), default=0)
+
+
+def _trained(plan: Plan, rank: int) -> list[Buffer]:
+    return [buffer for buffer in local_buffers(plan, rank) if buffer.trains]
 
 
 def pool_problem(plan: Plan, rank: int) -> str | None:
@@ -172,7 +177,7 @@ def pool_problem(plan: Plan, rank: int) -> str | None:
     if count or not longest:
         return None
     need = longest * sum(set_width(plan).values())
-    largest = max(local_buffers(plan, rank), key=lambda b: own_length(b, plan, rank))
+    largest = max(_trained(plan, rank), key=lambda b: own_length(b, plan, rank))
     return (
         f"storage.pool {plan.storage.pool:,} bytes is too small for the largest unit, "
         f"{largest.unit}, which takes {need:,}; use storage.pool={need} or more, or 0"
@@ -189,8 +194,10 @@ def moves(plan: Plan, rank: int) -> Iterator[Move]:
         yield from _of_rows(plan)
     for buffer in local_buffers(plan, rank):
         if own := own_length(buffer, plan, rank):
-            times = gathers.get(buffer.unit, 0)
+            times = gathers.get(buffer.unit.removeprefix(FROZEN), 0)
             for move in unit_moves(plan, own, gathers=times, micros=plan.micros):
+                if not buffer.trains and (move.update or move.what != "weights"):
+                    continue  # what is frozen comes, and has not changed
                 if buffer.unit != added or (move.what, move.when) != ("gradients", "passes"):
                     yield move._replace(unit=buffer.unit)
 

@@ -228,9 +228,6 @@ def train_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterato
         yield f"{what} with method.precision={method.precision} is not there yet; use bf16"
     if layout.server:
         yield f"{what} with server{layout.server} is not there yet; use zero1 to zero3"
-    for name in ("weights", "gradients", "optimizer", "activations"):
-        if (home := getattr(layout, name)) != "device":
-            yield f"{what} with {name}={home} is not there yet; drop {name}={home}"
 
 
 def _of_names(shape: ModelShape, method: Method) -> Iterator[str]:

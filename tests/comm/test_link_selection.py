@@ -18,7 +18,7 @@ from howdah.comm.selection import chosen_on, file_of, keep, settled, topology_of
 from howdah.comm.topology import FIRST, Seen, _Probe, hosts_of, measured, told_by_first
 from howdah.machines.topology import Kept, Topology, cards_of, cluster_of, parse, spell
 from howdah.plan.comm import Algorithms
-from howdah.sim.selector import Shape, best, lines
+from howdah.sim.selector import Shape, best, lines, shapes_of
 
 
 @contextmanager
@@ -160,17 +160,19 @@ def test_the_likeliest_are_measured_and_one_of_them_is_taken(workers, tmp_path):
     """And a vector whose price is too long is left to its price."""
     kept, *others = workers.run(tune, "aabb", tmp_path, ranks=4)
     assert all(one == kept for one in others) and parse(spell(kept)) == kept
-    cluster, shape = cluster_of(kept.topology), Shape(2, 2)
-    for op in ("all_reduce", "broadcast"):
+    cluster = cluster_of(kept.topology)
+    both = shapes_of(2, 2)  # and groups of one rank of each host
+    for op, shape in product(("all_reduce", "broadcast"), both):
         prices = lines(cluster, op, shape)
-        found = {text: factor for of, text, *_, factor in kept.corrections if of == op}
+        rows = [row for row in kept.corrections if (row[0], row[2]) == (op, str(shape))]
+        found = {text: factor for _, text, *_, factor in rows}
         assert [*found] == [line.text for line in likely(prices, 1 << 10)] and "default" in found
         assert min(found.values()) > 0
         took = {
             p.text: (p.fixed + p.byte * 1024) * found[p.text] for p in prices if p.text in found
         }
         assert best(cluster, op, shape, 1 << 10, kept.corrections) == min(took, key=took.get)
-    assert {row[2:4] for row in kept.corrections} == {("2x2", 1 << 10)}
+    assert {row[2:4] for row in kept.corrections} == {("2x1", 1 << 10), ("2x2", 1 << 10)}
 
 
 def test_measuring_needs_no_selection(workers, tmp_path):

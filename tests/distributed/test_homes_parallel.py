@@ -25,7 +25,8 @@ from howdah.parallel.homes import Homes
 from howdah.plan import homes as planned
 from howdah.plan.homes import AXIS
 from howdah.plan.method import Optimizer
-from howdah.verify import evidence, matrix
+from howdah.verify import evidence as running_ranks
+from howdah.verify import matrix
 from howdah.verify.evidence import gather
 from howdah.verify.reference import reference
 from howdah.verify.verify import verify
@@ -71,7 +72,7 @@ def test_replicas_with_whole_tables_read_their_rows(workers, words, form):
 def late_card():
     """What is called a GPU is the CPU, whose moves are late."""
     here = partial(torch.device, "cpu")
-    with late_moves(), patch.object(evidence, "own_device", lambda *_: here()):
+    with late_moves(), patch.object(running_ranks, "own_device", lambda *_: here()):
         yield
 
 

@@ -48,6 +48,36 @@ def test_parts_of_a_model_are_trained_alike(workers, layout, train, form):
     prove(trained(layout, form, train), workers)
 
 
+HOST = "weights=host gradients=host optimizer=host activations=host"
+
+
+@pytest.mark.parametrize("train", [(), LOW])
+@pytest.mark.parametrize(
+    ("layout", "form"),
+    [
+        (f"single x2 {HOST}", "untied"),
+        (f"dp2 zero3 x2 {HOST.replace('host', 'disk')}", "laptop"),
+        *(
+            pytest.param(layout, form, marks=SLOW)
+            for form in ("laptop", "gpt2")
+            for layout in (
+                "single x2 optimizer=host",
+                "single x2 activations=host",
+                "dp2 zero1 x2 optimizer=disk",
+                "dp2 zero2 x2 gradients=host optimizer=host",
+                f"dp2 zero3 gather=broadcast x2 {HOST}",
+                f"pp2 1f1b x3 {HOST}",
+                f"tp2 sp x2 {HOST}",
+            )
+        ),
+    ],
+)
+def test_what_is_frozen_comes_from_its_home(workers, layout, form, train):
+    """It comes as often as what is trained beside it, and nothing of it goes back."""
+    adapter = None if train else ALL
+    prove(trained(layout, form, train, adapter), workers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2 zero3", "tp2 sp", "pp2 1f1b x3", "pp2 zb-h1 x3"])
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=3, targets=("q", "o", "down")), DORA])
