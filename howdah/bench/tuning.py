@@ -39,7 +39,7 @@ def tuned(transport: Transport, kept: Kept) -> Kept:
 
 
 def group_of(transport: Transport, shape: Shape) -> Transport:
-    """The group of a shape in which this rank is: all ranks, or those with its place on each host."""
+    """The group of a shape that has this rank: all ranks, or those with its place on each host."""
     if shape.hosts * shape.each == transport.size:
         return transport
     places: dict[str, list[int]] = {}
