@@ -5,8 +5,9 @@ the other, the same kernel is called for one unit at a time, with the tensors th
 then. It is elementwise, so the bits are those of a single call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,40 +15,46 @@ from torch import Tensor
 from howdah.optim.optimizers import Range, build_optimizer
 from howdah.plan.method import Optimizer
 
+Kind = tuple[bool, float]  # weight decay, and what the learning rate is multiplied by
+
 
 @dataclass(frozen=True)
 class Turn:
-    """A range of one unit: master, gradient and states as flat tensors of the host; and whether
-    weight decay applies.
+    """A range of one unit: master, gradient and states as flat tensors of the host; whether weight
+    decay applies, and what the learning rate is multiplied by.
     """
 
-    decay: bool
+    kind: Kind
     master: Tensor
     gradient: Tensor
     states: Mapping[str, Tensor]
 
 
 class InTurns:
-    """An optimizer of `settings`.
+    """An optimizer of `settings` for ranges of some kinds.
 
     optimizer  torch's, whose groups have the learning rate
     updates    number of updates that were made
     """
 
-    def __init__(self, settings: Optimizer) -> None:
+    def __init__(self, settings: Optimizer, kinds: Iterable[Kind]) -> None:
         self.settings, self.updates = settings, 0
-        one = [torch.zeros(1), torch.zeros(1)]
-        both = [
-            Range("", 0, 1, decay, x, x.clone())
-            for decay, x in zip((True, False), one, strict=True)
-        ]
-        self.optimizer = build_optimizer(settings, both)  # of nothing: only its groups are used
+        self._groups: dict[Kind, dict[str, Any]] = {}
+        ranges = []
+        for decay, rate in sorted(set(kinds)):
+            one = torch.zeros(1)  # only its group is used
+            ranges.append(Range("", 0, 1, decay, one, one.clone(), rate=rate))
+        self.optimizer = build_optimizer(settings, ranges)
+        for group in self.optimizer.param_groups:
+            for part in ranges:
+                if any(part.master is x for x in group["params"]):
+                    self._groups[part.decay, part.rate] = group
 
     @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> None:
         """Updates the ranges of one unit, as part of the update after `updates`."""
-        for group, decay in zip(self.optimizer.param_groups, (True, False), strict=True):
-            mine = [turn for turn in turns if turn.decay is decay and turn.master.numel()]
+        for kind, group in self._groups.items():
+            mine = [turn for turn in turns if turn.kind == kind and turn.master.numel()]
             group["params"] = [turn.master for turn in mine]
             for turn in mine:
                 turn.master.grad = turn.gradient

@@ -130,10 +130,10 @@ class ParallelModel:
         """The elements [first, last) of a unit's own range of one kind: weights, masters, summed,
         or a state of the optimizer. They are read where their home is the disk.
         """
+        if kind == "masters" and not unit.trains:
+            kind = "weights"
         if self.homes is not None and self.update is not None:
             return self.homes.own(unit, kind, first, last)
-        if kind == "masters" and not unit.trains:
-            return unit.own_weights[first:last]
         if kind not in self.plan.method.optimizer.states:
             kinds = {"weights": unit.own_weights, "masters": unit.masters, "summed": unit.summed}
             return kinds[kind][first:last]

@@ -207,7 +207,8 @@ def _allocate(
     mine = weights[start:stop] if whole.weights else weights
     if not buffer.trains:
         none = zeros(0, wide, "device")
-        return FlatUnit(buffer, start, weights, none, None, none.clone())
+        away = homes.weights != "device"
+        return FlatUnit(buffer, start, weights, none, None, none.clone(), away=away)
     apart = dtype != wide or homes.weights != homes.optimizer
     masters = zeros(stop - start, wide, homes.optimizer) if apart else mine
     gradients = zeros(buffer.length, wide, "device") if whole.gradients else None

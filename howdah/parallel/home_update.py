@@ -50,7 +50,8 @@ class HomeUpdate:
     """
 
     def __init__(self, plan: Plan, homes: Homes, units: Sequence[FlatUnit]) -> None:
-        self.turns, self._homes = InTurns(plan.method.optimizer), homes
+        kinds = {(decay, rate) for u in units if u.trains for *_, decay, rate in u.buffer.runs}
+        self.turns, self._homes = InTurns(plan.method.optimizer, kinds), homes
         self._running: Handle = DONE  # the update that is one step late
         self.delay = plan.method.optimizer.delay
         if self.delay:
@@ -169,18 +170,12 @@ class HomeUpdate:
         if scale is not None:
             flats["gradients"].mul_(scale)
         states = {name: flats[name] for name in self._homes.states[unit.buffer.unit]}
-        turn = min(max(unit.buffer.decay_stop - unit.start, 0), len(unit.masters))
-        self.turns.step(
-            [
-                Turn(
-                    decay,
-                    flats["masters"][a:b],
-                    flats["gradients"][a:b],
-                    {name: flat[a:b] for name, flat in states.items()},
-                )
-                for a, b, decay in ((0, turn, True), (turn, len(unit.masters), False))
-            ]
-        )
+        turns = []
+        for first, last, *kind in unit.buffer.runs:
+            a, b = (min(max(edge, unit.start), unit.stop) - unit.start for edge in (first, last))
+            mine = {name: flat[a:b] for name, flat in states.items()}
+            turns.append(Turn((*kind,), flats["masters"][a:b], flats["gradients"][a:b], mine))
+        self.turns.step(turns)
 
     def _leave(self, unit: FlatUnit, flats: Buffers) -> Iterator[Handle]:
         """Starts to bring what has changed to its home, and the weights to the device."""

@@ -124,14 +124,15 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     if serves(plan.layout, rank):
         held = served_buffers(plan)
     bundles = Counter[tuple[str, bool]]()
-    rows = []
+    rows, trained = [], dict[str, tuple[int, int]]()
     for buffer in held:
         whole, own = _cut(buffer, plan, rank)
         rows += states(whole, own, plan.layout, _kept(buffer, plan, rank, width))
         for at, count in enumerate((whole, own)):
             bundles[buffer.unit.removeprefix(FROZEN), bool(at)] += count
+        trained |= {buffer.unit: (whole, own)} if buffer.trains else {}
     cuts = {name: (bundles[name, False], bundles[name, True]) for name, at in bundles if not at}
-    rows += [*_windows(cuts, plan, rank, width), *_of_messages(held, plan, rank)]
+    rows += [*_windows(cuts, trained, plan, rank, width), *_of_messages(held, plan, rank)]
     rows += [_pulled(held, plan, rank), Held("staged", "host", BOTH, staged_bytes(plan, rank))]
     rows.append(Held("programs", "device", BOTH, staged_by_programs(plan, rank)))
     rows += [] if serves(plan.layout, rank) else _activations(plan, rank, kernels)
@@ -202,18 +203,23 @@ def _pulled(held: Sequence[Buffer], plan: Plan, rank: int) -> Held:
 
 
 def _windows(
-    cuts: Mapping[str, tuple[int, int]], plan: Plan, rank: int, width: Width
+    cuts: Mapping[str, tuple[int, int]],
+    trained: Mapping[str, tuple[int, int]],
+    plan: Plan,
+    rank: int,
+    width: Width,
 ) -> list[Held]:
     """Full weights and gradients that are on the device for a time only, in the passes.
 
-    cuts  by unit, (length of its buffer, length of the rank's share)
+    cuts     by unit, (length of its buffer, length of the rank's share)
+    trained  the same of what has gradients
     """
     layout = plan.layout
     whole = [cut for unit, cut in cuts.items() if unit != never_whole(plan)]
     gathered = _comes(whole, layout.weights, layout.zero == 3)
     if layout.release == "use":
         gathered = gathered[: plan.storage.window]
-    summed = [cut for unit, cut in cuts.items() if unit != rows_added(plan)[0]]
+    summed = [cut for unit, cut in trained.items() if unit != rows_added(plan)[0]]
     reduced = _comes(summed, layout.gradients, shared_out=False)[:1]
     reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
