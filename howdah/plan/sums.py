@@ -39,7 +39,7 @@ from howdah.plan.sharding import local_buffers, shard_axes, summed_over_tp
 from howdah.plan.worker_ranks import pushed_ranges
 from howdah.shapes.weights import parts_of
 
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES, FIRST_BYTES = 4 << 20, 1 << 20
 TABLE = "embedding.weight"  # whose gradient has few rows, where no head uses it
 ROW_NUMBER_BYTES = 4  # of the number of a row
 
@@ -214,13 +214,17 @@ def fill_buckets(
     """`buffers` in buckets, in the order in which they are given.
 
     element_bytes  bytes of one gradient element
-    least_bytes    every bucket but the last holds at least so many bytes; None: BUCKET_BYTES
+    least_bytes    every bucket but the first and the last holds at least so many bytes; None:
+                   BUCKET_BYTES
+
+    The first is not longer than it must be, because a link has nothing to do until it is full.
     """
     least_bytes = BUCKET_BYTES if least_bytes is None else least_bytes
     buckets: list[list[Buffer]] = [[]]
     for buffer in buffers:
         filled = sum(b.length for b in buckets[-1]) * element_bytes
-        if buckets[-1] and filled >= least_bytes:
+        first = len(buckets) == 1 and filled >= min(FIRST_BYTES, least_bytes)
+        if buckets[-1] and (first or filled >= least_bytes):
             buckets.append([])
         buckets[-1].append(buffer)
     return [bucket for bucket in buckets if bucket]
