@@ -20,6 +20,8 @@ from small import checksums, environment, left, train, undisturbed, write_recipe
 LAYOUTS = (
     *("single", "dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4"),
     *("dp2 tp2", "pp2 dp2 zero1 x2", "dp2 zero3 tp2 recompute=full"),
+    "dp2 zero3 x2 weights=disk gradients=disk optimizer=disk",
+    "tp2 weights=host gradients=host optimizer=disk activations=disk",
 )
 STEPS = 300
 WITHIN = 10.0  # seconds
