@@ -79,7 +79,10 @@ GlobalBatch = Annotated[
     int | None, typer.Option(help="samples of a step; by default it follows from the layout")
 ]
 PrecisionText = Annotated[
-    str, typer.Option(help="bf16, float32, float64, fp16, fp8, mxfp8 or nvfp4")
+    str,
+    typer.Option(
+        help="bf16, float32, float64, fp16, fp8, mxfp8 or nvfp4; of a search several, with commas"
+    ),
 ]
 Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG file instead")]
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast, get_args
 
 from howdah.base.errors import UserError, named, shown
 from howdah.cli.auto import cluster_of, machine_for
@@ -18,9 +19,10 @@ from howdah.draw.found_svg import plot_devices
 from howdah.draw.pictures import put, require_place, require_svg
 from howdah.draw.tables import show_model, show_notes
 from howdah.machines.cluster import Cluster
+from howdah.plan.method import Precision
 from howdah.plan.support import unsupported
 from howdah.search.budget import Priced, affordable, parse_budget, priced, within
-from howdah.search.scaling import fewest, largest, largest_preset
+from howdah.search.scaling import fewest, in_each, largest, largest_preset
 from howdah.search.search import Choice, Found, Watch, on_each, pareto, search, sizes
 from howdah.search.space import Question
 from howdah.search.uneven import uneven
@@ -44,6 +46,7 @@ class Asked:
     fewest   the fewest devices
     largest  the largest model that fits
     planned  also layouts that can only be planned
+    precisions  in which steps may be computed, the usual one first
     write    file of the recipe with the best layout
     plot     file of the drawing of times over devices
     """
@@ -60,6 +63,7 @@ class Asked:
     plot: Path | None = None
     profile: Profile | None = None
     as_json: bool = False
+    precisions: tuple[Precision, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,20 +99,24 @@ def is_search(model: str, wanted: Draft, cluster: str) -> bool:
 
 def find(model: str, wanted: Draft, asked: Asked) -> None:
     """Searches, prints the answer, and writes a recipe if that is asked."""
-    _check(asked)
     keys = tuple(key for key in wanted.keys if key.partition("=")[0] != "layout")
-    name, run, notes = run_of(model, replace(wanted, layout="", keys=keys))
+    first, *others = wanted.precision.split(",")
+    wanted = replace(wanted, layout="", keys=keys, precision=first)
+    name, run, notes = run_of(model, wanted)
+    asked = replace(asked, precisions=(run.method.precision, *map(_precision, others)))
+    _check(asked)
     cluster, more = _cluster(run, asked)
     given = wanted.micro_batch is not None or any("micro_batch" in key for key in wanted.keys)
     kept = run.batch.micro_batch if given or (is_recipe(model) and is_auto(run)) else None
     question = question_of(run, cluster, micro_batch=kept, planned=asked.planned)
     answer = _answer(question, asked, name)
+    best = answer.best.plan
+    run = replace(run, method=best.method)
     if asked.write:
         more = [*more, *_write(run, answer.best, asked)]
     if asked.plot:
         title = f"{name} on {cluster.device.name}"
         put(plot_devices(answer.table, title), asked.plot)
-    best = answer.best.plan
     here = unsupported(best.shape, best.layout, precision=run.method.precision)
     profile = asked.profile or profile_for(cluster, run.method)
     by_time = uneven(answer.found.question, answer.best, profile) if not answer.table else ()
@@ -126,8 +134,18 @@ def _check(asked: Asked) -> None:
     questions = [("--fewest", asked.fewest), ("--largest", asked.largest)]
     questions += [("--devices", bool(asked.devices)), ("--plot", asked.plot is not None)]
     several = [option for option, given in questions if given]
+    if len(asked.precisions) > 1 and several:
+        raise UserError(f"{several[0]} is asked in one precision; name one with --precision")
     if len(several) > 1 and several != ["--devices", "--plot"]:
         raise UserError(f"{' and '.join(several)} are questions of their own; ask one of them")
+
+
+def _precision(text: str) -> Precision:
+    """A further precision. Raises UserError where there is none of the name."""
+    known = get_args(Precision)
+    if text not in known:
+        raise UserError(f"--precision {shown(text)} is none of {', '.join(known)}")
+    return cast(Precision, text)
 
 
 def _cluster(run: Run, asked: Asked) -> tuple[Cluster, list[str]]:
@@ -151,6 +169,8 @@ def _answer(question: Question, asked: Asked, name: str) -> _Answer:
         found, table = _on_several(question, asked, watch)
     elif asked.fewest:
         found = _fewest(question, asked, budget, rates)
+    elif len(asked.precisions) > 1:
+        found, notes = in_each(question, asked.precisions, asked.profile, watch)
     else:
         found = search(question, asked.profile, watch=watch)
     if found is None or not found.best:

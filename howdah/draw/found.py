@@ -24,7 +24,11 @@ def show_found(found: Found, rows: Sequence[Priced] | None) -> list[str]:
         f"search  {found.priced:,} layouts of {question.devices:,} x "
         f"{question.cluster.device.name}, {found.simulated} of them simulated",
         f"batch   {question.global_batch:,} x {question.sequence:,} tokens a step",
-        *show_choices([one.choice for one in rows] if rows else found.best, rows),
+        *show_choices(
+            [one.choice for one in rows] if rows else found.best,
+            rows,
+            usual=question.method.precision,
+        ),
     ]
     if found.ruled_out:
         lines.append(f"out     {found.ruled_out.total():,} layouts, by the reason:")
@@ -33,8 +37,12 @@ def show_found(found: Found, rows: Sequence[Priced] | None) -> list[str]:
     return [*lines, f"note    {_apart(found)}"]
 
 
-def show_choices(choices: Sequence[Choice], rows: Sequence[Priced] | None) -> list[str]:
-    """Layouts as a table, with days and money if their costs are given."""
+def show_choices(
+    choices: Sequence[Choice], rows: Sequence[Priced] | None, *, usual: str = ""
+) -> list[str]:
+    """Layouts as a table, with days and money if their costs are given, and another precision than
+    the usual one.
+    """
     cells = [(*HEAD[:-1], *(("days", "USD") if rows else ()), "devices", HEAD[-1])]
     for number, one in enumerate(choices):
         takes = rows[number].takes() if rows else {}
@@ -45,16 +53,18 @@ def show_choices(choices: Sequence[Choice], rows: Sequence[Priced] | None) -> li
                 *(str(number + 1), spell(one.seconds, "seconds")),
                 *(f"{one.time.tokens_per_second:,.0f}", size_of(one.peak)),
                 *(size_of(one.capacity - one.peak), str(one.plan.micro_batch), *costs),
-                *(f"{one.devices:,}", _spelled(one.plan)),
+                *(f"{one.devices:,}", _spelled(one.plan, usual)),
             )
         )
     return [f"  {line}" for line in columns(cells, ">" * (len(cells[0]) - 1) + "<")]
 
 
-def _spelled(plan: Plan) -> str:
-    """The layout of a plan, and its window of weights where that is not the usual one."""
-    window = plan.storage.window
-    return str(plan.layout) + (f" (storage.window={window})" if window != WINDOW else "")
+def _spelled(plan: Plan, usual: str) -> str:
+    """The layout of a plan; its window of weights and its precision where these are not usual."""
+    window, precision = plan.storage.window, plan.method.precision
+    words = [f"storage.window={window}"] * (window != WINDOW)
+    words += [f"method.precision={precision}"] * (usual not in (precision, ""))
+    return str(plan.layout) + (f" ({' '.join(words)})" if words else "")
 
 
 def _apart(found: Found) -> str:
@@ -95,6 +105,7 @@ def found_data(found: Found, rows: Sequence[Priced] | None) -> dict[str, Any]:
 def _row(one: Choice, cost: Priced | None) -> dict[str, Any]:
     return {
         "layout": str(one.plan.layout),
+        "precision": one.plan.method.precision,
         "devices": one.devices,
         "micro_batch": one.plan.micro_batch,
         "window": one.plan.storage.window,

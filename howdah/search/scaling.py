@@ -3,6 +3,7 @@
     fits      whether any layout fits, by memory alone, of devices and of homes: no step is priced
     fewest    the fewest devices, among the sizes of a cluster
     largest   the largest model of a kind: a shape whose width and depth grow in proportion
+    in_each   the best layouts in several precisions
 
 A shape grows by its groups of heads, whose size stays. Between two widths it grows by its layers,
 until it is as large as the next width in the proportions of the shape:
@@ -12,7 +13,7 @@ until it is as large as the next width in the proportions of the shape:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -21,7 +22,7 @@ import numpy as np
 from howdah.base.errors import UserError
 from howdah.machines.cluster import Grid, resized
 from howdah.plan.chosen_blocks import MOST_LAYERS
-from howdah.plan.layout import Home, Layout
+from howdah.plan.method import Precision
 from howdah.search.closed_form import ClosedForm
 from howdah.search.notes import usual_batch
 from howdah.search.part_tables import Numbers
@@ -36,12 +37,11 @@ from howdah.search.search import (
     sizes,
     taken,
 )
-from howdah.search.space import HOMES, Question, Rows, layout_of, space
+from howdah.search.space import Question, Rows, layout_of, space, states
 from howdah.shapes.check import check_shape
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS
 from howdah.shapes.shape import ModelShape
-from howdah.sim.memory import width_of
 from howdah.sim.profile import Profile
 
 COUNTED = 20  # layouts with the same homes whose memory is counted exactly: those that take least
@@ -49,22 +49,31 @@ BETWEEN = 32  # most sizes that are tried between two
 UNITS = 2  # most groups of heads by which a model grows at a time, so that tp2 divides them
 
 
+def in_each(
+    question: Question, precisions: Sequence[Precision], profile: Profile | None, watch: Watch
+) -> tuple[Found, list[str]]:
+    """The best layouts of a question in some precisions, together; and why some have none.
+
+    Raises UserError, that of the first, if no precision can be asked for.
+    """
+    every, why = list[Found](), list[UserError]()
+    for one in precisions:
+        method = replace(question.method, precision=one)
+        try:
+            every.append(search(replace(question, method=method), profile, watch=watch))
+        except UserError as problem:
+            why.append(problem)
+    if not every:
+        raise why[0]
+    best = sorted((choice for found in every for choice in found.best), key=lambda c: c.seconds)
+    out = sum((found.ruled_out for found in every), Counter[str]())
+    counts = (sum(f.priced for f in every), sum(f.simulated for f in every))
+    return Found(question, tuple(best[:BEST]), out, *counts), [str(one) for one in why]
+
+
 def on(question: Question, devices: int) -> Question:
     """The same question on another number of devices."""
     return replace(question, cluster=resized(question.cluster, devices))
-
-
-def states(question: Question, home: int) -> Counter[Home]:
-    """Bytes of weights, gradients and optimizer states of the whole model, each once, by where
-    they are in the homes of a number.
-    """
-    layout = Layout(**HOMES[home])  # type: ignore[arg-type]
-    width, found = width_of(question.plan(layout, question.global_batch)), Counter[Home]()
-    found[layout.weights] += width.weights
-    found[layout.gradients] += width.gradients
-    found[layout.optimizer] += width.masters + width.moments
-    total = parameters(question.shape).total
-    return Counter({where: each * total for where, each in found.items()})
 
 
 def fits(question: Question) -> bool:
@@ -72,16 +81,8 @@ def fits(question: Question) -> bool:
     UserError as `space` does.
     """
     cluster, capacity = question.cluster, room(question.cluster)
-    there = {
-        "device": capacity * cluster.devices,
-        "host": cluster.host.memory * cluster.nodes,
-        "disk": cluster.host.disk * cluster.nodes,
-    }
-    homes = [
-        number
-        for number in (0, *question.homes)
-        if all(held <= there[where] for where, held in states(question, number).items())
-    ]
+    on_devices = states(question, 0)["device"] <= capacity * cluster.devices
+    homes = [*([0] if on_devices else []), *question.homes]
     if not homes:
         return False
     rows, _ = space(question, least=True)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from howdah.base.errors import UserError
-from howdah.machines.cluster import Cluster
+from howdah.machines.cluster import Cluster, usable_memory
 from howdah.plan.batch import Batch, micro_steps
 from howdah.plan.check import check_plan
 from howdah.plan.comm import Comm
@@ -39,9 +39,11 @@ from howdah.plan.schedule.registry import MOST as FORWARDS
 from howdah.plan.schedule.registry import SCHEDULES
 from howdah.plan.support import unsupported
 from howdah.shapes.activations import Recompute
+from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
 from howdah.sim.chosen import choice_misfits
+from howdah.sim.memory import width_of
 
 VIRTUAL = 8  # most stages on a rank
 MICRO_BATCH = 64  # largest micro-batch, in samples
@@ -102,8 +104,16 @@ class Question:
             return []
         host, apart = self.cluster.host, self.planned or bool(self.cluster.device.cuda_names)
         # the host of a CPU is the device itself, and has no memory besides
-        there = {"host": host.memory * apart, "disk": min(host.disk, host.disk_bandwidth)}
-        return [n for n, one in enumerate(HOMES) if one and all(there[h] for h in one.values())]
+        there = {"host": host.memory * apart, "disk": host.disk if host.disk_bandwidth else 0.0}
+        every = {home: most * self.cluster.nodes for home, most in there.items()}
+        every["device"] = usable_memory(self.cluster) * self.devices
+        return [
+            number
+            for number, one in enumerate(HOMES)
+            if one
+            and all(there[home] for home in one.values())
+            and all(held <= every[home] for home, held in states(self, number).items())
+        ]
 
     def only_planned(self, layout: Layout) -> bool:
         """Whether a layout can only be planned, where the model's other layouts can be run."""
@@ -116,6 +126,19 @@ class Question:
         plan = make_plan(self.shape, layout, batch, sequence=self.sequence, method=self.method)
         plan = replace(plan, comm=self.comm)
         return for_gpus(plan) if self.cluster.device.cuda_names else plan
+
+
+def states(question: Question, home: int) -> Counter[Home]:
+    """Bytes of weights, gradients and optimizer states of the whole model, each once, by where
+    they are in the homes of a number.
+    """
+    layout = Layout(**HOMES[home])  # type: ignore[arg-type]
+    width, found = width_of(question.plan(layout, question.global_batch)), Counter[Home]()
+    found[layout.weights] += width.weights
+    found[layout.gradients] += width.gradients
+    found[layout.optimizer] += width.masters + width.moments
+    total = parameters(question.shape).total
+    return Counter({where: each * total for where, each in found.items()})
 
 
 class Space(NamedTuple):

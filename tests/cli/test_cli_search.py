@@ -32,6 +32,31 @@ def test_without_a_layout_one_is_searched(howdah, tmp_path):
 SMALL_SEARCH = ("plan", "model.preset=laptop", "--sequence", 64, "--global-batch", 4)
 
 
+def test_a_search_in_several_precisions(howdah, tmp_path):
+    """The best of each alone, in one table; what a device cannot do is said."""
+    on = ("plan", "llama3-1b", "--global-batch", 64, "--sequence", 4096, "--cluster", "h100x2")
+    alone = [
+        json.loads(howdah(*on, "--precision", one, "--json")[1])["best"] for one in ("bf16", "fp8")
+    ]
+    recipe = tmp_path / "both.toml"
+    both = json.loads(howdah(*on, "--precision", "bf16,fp8", "--json", "--write", recipe)[1])
+    every = sorted((row for rows in alone for row in rows), key=lambda row: row["step_seconds"])
+    assert both["best"] == every[:10] and {row["precision"] for row in every} == {"bf16", "fp8"}
+    assert load_run(recipe).method.precision == every[0]["precision"] == "fp8"
+    _, out, _ = howdah(*on, "--precision", "bf16,fp8")
+    assert "(method.precision=fp8)" in out and "method.precision=bf16" not in out
+    old = (*on[:-1], "a100-80x2", "--precision", "bf16,fp8")
+    data = json.loads(howdah(*old, "--json")[1])
+    assert {row["precision"] for row in data["best"]} == {"bf16"}
+    assert any("fp8" in note for note in data["notes"])
+    for words, sentence in (
+        (("--precision", "bf16,fp9"), "--precision 'fp9' is none of"),
+        (("--precision", "bf16,fp8", "--fewest"), "--fewest is asked in one precision"),
+    ):
+        code, _, error = howdah(*on, *words)
+        assert code == 2 and sentence in error
+
+
 def test_other_questions_to_a_search(howdah, tmp_path):
     """The fewest devices, also within a budget; the largest model; a plot; a recipe's length."""
     on = (*SMALL_SEARCH, "--cluster", "rtx-4090x8", "--tokens", "1B", "--json")
