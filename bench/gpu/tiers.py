@@ -8,8 +8,10 @@ large      the largest model of a list whose states fit the host of this machine
 """
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,9 +21,11 @@ from rows import Place, Report, Unavailable
 from speed import LENGTH, ONE, small
 from steps import Stepper, stepper
 
+from howdah.comm.handle import DONE
 from howdah.comm.lane import CudaStreams
 from howdah.comm.spawn import Workers
 from howdah.comm.transport import SingleRank
+from howdah.host.facts import free_memory
 from howdah.host.page_memory import whole_pages
 from howdah.parallel.home_lanes import CardLane, Locks
 from howdah.plan.batch import Batch
@@ -53,16 +57,16 @@ class Kept:
 
 
 RUNS = {
-    "1b, all on the card": Kept(ONE, "x4"),
-    "1b, optimizer=host": Kept(ONE, "x4 optimizer=host"),
-    "1b, all states on the host": Kept(ONE, f"x4 {HOST}"),
+    "1b, all on the card": Kept(ONE, "x2"),
+    "1b, optimizer=host": Kept(ONE, "x2 optimizer=host"),
+    "1b, all states on the host": Kept(ONE, f"x2 {HOST}"),
     "1b, activations=host": Kept(ONE, "x1 activations=host"),
 }
 LARGE = (  # of which the first is taken that fits
-    ("llama2-13b", f"x16 {HOST} recompute=full"),
-    ("llama3-8b", "x16 optimizer=host recompute=full"),
-    ("llama3-8b", f"x16 {HOST} recompute=full"),
-    ("llama3-3b", f"x16 {HOST} recompute=full"),
+    ("llama2-13b", f"x2 {HOST} recompute=full"),
+    ("llama3-8b", "x2 optimizer=host recompute=full"),
+    ("llama3-8b", f"x2 {HOST} recompute=full"),
+    ("llama3-3b", f"x2 {HOST} recompute=full"),
 )
 PROCESS = 8e9  # bytes of the host that are left to everything else
 DEEPSPEED = "1b, DeepSpeed ZeRO-Offload"
@@ -82,16 +86,21 @@ def measure(place: Place, report: Report) -> None:
             case = case_of(words, method=METHODS["float64"], device=place.device, steps=1)
             report.measure(words, partial(proved, case, one))
     for name, kept in RUNS.items():
-        report.measure(name, partial(steps, place, kept, 3))
-    report.measure("the largest that fits", partial(largest, place))
+        report.measure(name, partial(steps, place, kept))
     report.measure(DEEPSPEED, partial(deepspeed, place))
+    report.measure("the largest that fits", partial(largest, place))
 
 
 def links(place: Place) -> dict[str, Any]:
     """Copies of float32 from and to locked memory; to bf16 and from memory that is not locked."""
     if place.cpu:
         raise Unavailable("the card and the host are one memory")
-    size, locks, found = 256 << 20, Locks(), []
+    with closing(Locks()) as locks:
+        return rates(place, locks)
+
+
+def rates(place: Place, locks: Locks) -> dict[str, Any]:
+    size, found = 64 << 20, []
     card = torch.empty(size, dtype=torch.float32, device=place.device)
     locked = locks.lock(whole_pages(size, torch.float32))
     plain, narrow = whole_pages(size, torch.float32), card[: size // 2].view(torch.bfloat16)
@@ -101,10 +110,15 @@ def links(place: Place) -> dict[str, Any]:
             out, source = (device, host) if way == "fetch" else (host, device)
             if host is plain and way == "evict":
                 source = card
-            move = partial(lane.copy, out, source)
+            move = partial(moved, lane, out, source)
             found.append(min(out.nbytes, source.nbytes) / place.seconds(move, repeats=3) / 1e9)
-    locks.close()
+            lane.thread.shutdown()
     return dict(zip(ROWS["links"], found, strict=True))
+
+
+def moved(lane: CardLane, out: torch.Tensor, source: torch.Tensor) -> None:
+    with lane.behind(lane.called(), DONE):
+        lane.copy(out, source)
 
 
 def opened(place: Place, kept: Kept) -> Any:
@@ -114,14 +128,16 @@ def opened(place: Place, kept: Kept) -> Any:
     return stepper(shape, kept.words, SingleRank(), rows=rows, length=length, **how)
 
 
-def steps(place: Place, kept: Kept, repeats: int) -> dict[str, Any]:
-    """Steps of a row, and what share of them the card waits for moves."""
+def steps(place: Place, kept: Kept, count: int = 3) -> dict[str, Any]:
+    """Steps of a row behind the first, and what share of them the card waits for moves."""
     with opened(place, kept) as one:
         one()
         begin(place)
-        before, took = waited(one), place.seconds(one, repeats=place.pick(repeats, 1), warm=1)
+        before, began = waited(one), perf_counter()
+        for _ in range(count):
+            one()
         place.sync()
-        count = 1 + 3 * place.pick(repeats, 1)
+        took = (perf_counter() - began) / count
         plan = one.context.placed.plan
         rows, length = place.pick((kept.rows, LENGTH), (1, 16))
         held = predicted_memory(plan, 0, packed=False)
@@ -143,7 +159,7 @@ def waited(one: Stepper) -> float:
 
 def largest(place: Place) -> dict[str, Any]:
     """The first model of the list that fits the card and the host."""
-    room = place.pick(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - PROCESS, 1e15)
+    room = place.pick((free_memory() or 0) - PROCESS, 1e15)
     card = place.pick(0, 10**15) or torch.cuda.mem_get_info(place.device)[0]
     lacking = []
     for name, words in LARGE:
@@ -168,7 +184,7 @@ def deepspeed(place: Place) -> dict[str, Any]:
     engine_of, model = imported("deepspeed"), llama(place)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29742"}
-    micros, rows = 4, RUNS["1b, optimizer=host"].rows
+    micros, rows = 2, RUNS["1b, optimizer=host"].rows
     settings = {
         "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": micros,
@@ -191,7 +207,11 @@ def deepspeed(place: Place) -> dict[str, Any]:
 
     step()
     begin(place)
-    took = place.seconds(step, repeats=2, warm=1)
+    began = perf_counter()
+    for _ in range(3):
+        step()
+    place.sync()
+    took = (perf_counter() - began) / 3
     held = torch.cuda.max_memory_allocated(place.device)
     return {
         "tokens/s": rows * LENGTH * micros / took,

@@ -51,7 +51,8 @@ def group_of(transport: Transport, shape: Shape) -> Transport:
 
 def _of_shape(transport: Transport, kept: Kept, shape: Shape) -> list[Correction]:
     """The corrections for groups of a shape, all of which work at the same time."""
-    chosen = choosing(group_of(transport, shape), algorithms_of("ring"))
+    group = group_of(transport, shape)
+    chosen = choosing(group, algorithms_of("ring"))
     if not isinstance(chosen, Choosing):
         raise UserError("one rank has nothing to choose: start several")
     cluster, found = cluster_of(kept.topology), list[Correction]()
@@ -71,6 +72,8 @@ def _of_shape(transport: Transport, kept: Kept, shape: Shape) -> list[Correction
     finally:
         if chosen.near:
             chosen.near.close()
+        if group is not transport:
+            group.close()
     return found
 
 

@@ -83,6 +83,7 @@ class Snapshots:
     streams   of the device that the tensors are on; None for the CPU
     allocate  makes memory of the host; on a GPU such as it can write to by itself
     enter     is called first by a thread that works with the tensors
+    on_card   whether a tensor is on the GPU; others need no memory that it can write to
     """
 
     def __init__(
@@ -92,17 +93,23 @@ class Snapshots:
         streams: Streams | None = None,
         allocate: Allocate | None = None,
         enter: Callable[[], None] = lambda: None,
+        on_card: Callable[[Tensor], bool] = lambda tensor: not tensor.is_cpu,
     ) -> None:
-        self.room, self.enter = room, enter
+        self.room, self.enter, self._on_card = room, enter, on_card
         self._lane = Lane(streams) if streams else None
         self._allocate = allocate or (pinned if streams else _plain)
         self._buffers: dict[str, Tensor] = {}
         self._landing: Landing | None = None
 
     def size(self, entries: Iterable[Entry]) -> int:
-        """Bytes that copies take. torch rounds each piece of pinned memory up to a power of two."""
-        sizes = (tensor.nbytes for _, _, tensor in entries)
-        return sum(1 << (n - 1).bit_length() if self._lane and n else n for n in sizes)
+        """Bytes that copies take. torch rounds each piece of pinned memory up to a power of two;
+        what is on the host needs none.
+        """
+        found = 0
+        for _, _, tensor in entries:
+            rounds = tensor.nbytes and isinstance(tensor, Tensor) and self._on_card(tensor)
+            found += 1 << (tensor.nbytes - 1).bit_length() if rounds else tensor.nbytes
+        return found
 
     def take(self, entries: Iterable[Entry], *, apart: bool) -> Snapshot:
         """A snapshot of tensors as they are now. What was taken before must be written by now.
@@ -154,7 +161,8 @@ class Snapshots:
         if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
             return old
         del old  # before there is more
-        return self._allocate(tensor.nbytes).view(tensor.dtype)
+        allocate = self._allocate if self._on_card(tensor) else _plain
+        return allocate(tensor.nbytes).view(tensor.dtype)
 
 
 def snapshots_of(device: torch.device, room: int | None) -> Snapshots:

@@ -76,6 +76,35 @@ class OnThread:
 DONE: Handle = Ended()
 
 
+class Later:
+    """The handle of an operation that starts when it is begun, or else waited for.
+
+    start  starts it
+    """
+
+    def __init__(self, start: Callable[[], Handle]) -> None:
+        self._start = start
+        self._started: Handle | None = None
+
+    def begin(self) -> Handle:
+        """Starts the operation, once."""
+        if self._started is None:
+            self._started = self._start()
+        return self._started
+
+    def result(self) -> None:
+        """Waits for it."""
+        self.begin().result()
+
+    def then(self, note: Note) -> None:
+        """Calls `note` when it has ended."""
+        self.begin().then(note)
+
+    def done(self) -> bool:
+        """Whether it has been started, and has ended."""
+        return self._started is not None and self._started.done()
+
+
 class Several:
     """The handle of several operations."""
 
@@ -88,7 +117,7 @@ class Several:
             handle.result()
 
     def then(self, note: Note) -> None:
-        """Calls `note` when the last one has ended."""
+        """Calls `note` when the last of the list has ended; others may end later."""
         self._handles[-1].then(note)
 
     def done(self) -> bool:

@@ -1,10 +1,12 @@
 """Memory of the host in pages of its own.
 
 It begins with a page and shares none with other tensors, so that a driver can lock it and a disk
-can be read into it past the page cache. A page takes memory when it is first written.
+can be read into it past the page cache. A page takes memory when it is first used. Pages are large
+where the kernel has such.
 """
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ def whole_pages(length: int, dtype: torch.dtype) -> Tensor:
     if not length:
         return torch.zeros(0, dtype=dtype)
     try:
-        memory = mmap.mmap(-1, length * dtype.itemsize)
+        memory = mmap.mmap(-1, length * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{length * dtype.itemsize} bytes: {error.strerror}") from error
+    with suppress(OSError, AttributeError):  # a kernel without them, another system
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=length)

@@ -130,8 +130,10 @@ class CardLane:
             self._stream.wait_event(called)
             after.result()  # of an operation on a stream: this one waits, too
             self._stream.synchronize()
-            yield
-            self._stream.synchronize()
+            try:
+                yield
+            finally:  # its tensors are let go, whatever happened
+                self._stream.synchronize()
 
     def copy(self, out: Tensor, source: Tensor) -> None:
         """Copies at once where that is possible, and through the rooms where it is not."""
@@ -230,7 +232,7 @@ def register(memory: torch.UntypedStorage) -> None:
     """Has the CUDA driver lock the pages of a storage, so that the GPU copies from and to it by
     itself. Allocators of pinned memory round sizes up to powers of two; this takes what is there.
     """
-    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes(), 0))
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes(), 1))
     if error:
         raise UserError(
             f"the driver cannot lock {spell(memory.nbytes(), 'bytes')} of the host's memory, from "

@@ -15,68 +15,32 @@ Each move, and each time that the rank waits for one, is in the trace of a step,
 `fetch weights of layers.1`, `wait for weights of layers.1` (`howdah trace`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import HOST, Interval, Stopwatch
-from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.counters import add
-from howdah.comm.crc import crc32
-from howdah.comm.engine_abi import load_library
-from howdah.comm.handle import DONE, Handle, Note, OnThread
+from howdah.comm.handle import DONE, Handle, OnThread
 from howdah.comm.lane import clock_of, streams_of
-from howdah.comm.settings import read_settings
-from howdah.host import ring
 from howdah.host.page_memory import whole_pages
 from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
+from howdah.parallel.home_disk import Jobs, bytes_of, open_scratch
 from howdah.parallel.home_lanes import CardLane, Lane, Locks, MemoryLane
 from howdah.parallel.mesh import Mesh
 from howdah.plan.gather_order import never_whole, rows_read
 from howdah.plan.homes import AXIS, WAYS, Way, adding_room, homes, pool_problem
 from howdah.plan.plan import Plan
 from howdah.plan.recording import WAIT, Traffic
-from howdah.plan.storage import Storage
 from howdah.shapes.weights import FROZEN
 
 TABLE = "embedding.weight"  # of tokens
 SMALL = 1 << 20  # bytes of memory that is worth pages of its own
-NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
-
-
-class Jobs:
-    """The handle of several jobs; `note` is called when the last has ended."""
-
-    def __init__(self, jobs: Sequence[Future[None]], note: Callable[[], None]) -> None:
-        self._jobs, self._left, self._note = jobs, len(jobs), note
-        for job in jobs:
-            job.add_done_callback(self._ended)
-
-    def _ended(self, _: Future[None]) -> None:
-        self._left -= 1  # by several threads, so it may end late; only what is recorded needs it
-        if not self._left:
-            self._note()
-
-    def result(self) -> None:
-        """Waits for all jobs. Raises the error of the first that failed."""
-        ended(self._jobs)
-
-    def then(self, note: Note) -> None:
-        """Calls `note` when the last job has ended."""
-        if self._jobs:
-            self._jobs[-1].add_done_callback(lambda _: note(HOST.mark()))
-        else:
-            note(HOST.mark())
-
-    def done(self) -> bool:
-        """Whether all jobs have ended."""
-        return all(job.done() for job in self._jobs)
 
 
 class Homes:
@@ -120,6 +84,11 @@ class Homes:
         mesh.at_close.append(self.close)
 
     @property
+    def on_card(self) -> bool:
+        """Whether moves are those of a GPU."""
+        return not self._lanes["fetch"].one_memory
+
+    @property
     def scratch(self) -> Scratch:
         """The file on the disk."""
         assert self._scratch is not None, "no home is the disk"
@@ -129,9 +98,11 @@ class Homes:
         """Ends the threads, and lets go of the file."""
         for thread in (self._host, *(lane.thread for lane in self._lanes.values())):
             thread.shutdown(cancel_futures=True)
-        if self._scratch is not None:
-            self._scratch.close()
-        self._locks.close()
+        try:
+            if self._scratch is not None:
+                self._scratch.close()
+        finally:
+            self._locks.close()
 
     def memory(self, length: int, dtype: torch.dtype) -> Tensor:
         """Memory of the host, zeros; if it is large, moves to and from it go at full speed."""
@@ -388,39 +359,6 @@ class Homes:
         if late:
             took = Interval(self._clock, began, self._clock.mark())
             self._counters.recorder.call(AXIS, f"{WAIT} {what}", 0, took)
-
-
-def open_scratch(storage: Storage) -> tuple[Scratch, str]:
-    """The file on the disk, and what reads and writes it. Raises UserError for io_uring that is
-    asked for and is not there.
-    """
-    scratch = partial(
-        Scratch,
-        Path(storage.folder or NO_RUN),
-        threads=storage.threads,
-        direct=storage.direct,
-        pace=Pace(storage.disk_bandwidth),
-        crc32=crc32,
-    )
-    by = f"{storage.threads} threads"
-    if storage.io == "threads":
-        return scratch(), by
-    try:
-        if why := ring.refused():
-            raise why
-        library = load_library(engine_library(read_settings()))
-        return scratch(library=library), f"io_uring, {storage.threads} blocks at a time"
-    except (NoCompiler, OSError) as error:
-        lack = f"io_uring is not to be had here: {getattr(error, 'strerror', error)}"
-    if storage.io == "io_uring":
-        raise UserError(f"storage.io={lack}; use storage.io=auto")
-    return scratch(), f"{by}, for {lack}"
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in the memory of the host."""
-    data: memoryview = tensor.detach().view(torch.uint8).numpy().data
-    return data
 
 
 def _wide(plan: Plan) -> torch.dtype:

@@ -35,9 +35,10 @@ class Stay(NamedTuple):
 class Moved:
     """A storage in its home: memory of the host, or a range of the file; `of` is the block."""
 
-    def __init__(self, there: "Shelf", storage: UntypedStorage, of: str) -> None:
-        self.shelf, self.size, self.of = there, storage.nbytes(), of
-        self.place = there.take(self.size)
+    def __init__(
+        self, there: "Shelf", place: Tensor | Range, storage: UntypedStorage, of: str
+    ) -> None:
+        self.shelf, self.size, self.of, self.place = there, storage.nbytes(), of, place
         self.storage: UntypedStorage | None = storage  # until it has left
         self.handle: Handle = there.evict(self.place, _flat(storage), of=of)
 
@@ -82,12 +83,14 @@ class Kept:
         address, size = storage.data_ptr(), storage.nbytes()
         if address == self._shared:
             self.shelf.shared[address] = size
-        if address == self._shared or address in self.shelf.weights or not size:
+        here = tensor.device.type == self.shelf.homes.device.type  # not a number of the host
+        if address == self._shared or address in self.shelf.weights or not size or not here:
             return Stay(tensor.detach())
         if address not in self.moved:
-            self.moved[address] = Moved(self.shelf, storage, self.block)
-        place = tensor.size(), tensor.stride(), tensor.storage_offset()
-        return self, self.moved[address], tensor.dtype, place
+            place = self.shelf.take(size)
+            self.moved[address] = Moved(self.shelf, place, storage, self.block)
+        form = tensor.size(), tensor.stride(), tensor.storage_offset()
+        return self, self.moved[address], tensor.dtype, form
 
     def leave(self) -> None:
         """Waits until all of it has left the device."""

@@ -25,6 +25,8 @@ once per step, when it is first asked for.
 Weights whose home is the host or the disk come the same way, also of a unit that one rank has
 whole: the rank's own range is fetched into the window first, and what other ranks have follows
 (https://arxiv.org/abs/2104.07857). So a model trains that does not fit its device, unit by unit.
+On a GPU the host would have to wait for the fetch before it starts what follows, while the GPU has
+nothing to do; so it computes the unit before meanwhile, and the gather starts with the next unit.
 
 What is sent of a unit, and between which ranks, is said in `unit_messages.py`: its weights, or
 these in 8 bits; from all ranks, or from the second copy of a node.
@@ -34,6 +36,7 @@ Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 
 import torch.nn.functional as F
@@ -42,7 +45,7 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import DONE, Handle, Several
+from howdah.comm.handle import DONE, Handle, Later, Several
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.parallel.layer_window import Window
@@ -180,6 +183,10 @@ class ShardedWeights:
         """Releases what is not used soon, starts to gather the units behind `unit`, and waits for
         `unit`.
         """
+        for whole in self._whole.values():  # what was fetched since the last unit
+            if isinstance(whole.handle, Later):
+                self._wait_for(unit, whole.fetch)
+                whole.handle.begin()
         before, stay = reversed(self._seen), staying(self._width)
         used = _distinct([unit, *before], stay) if self._kind not in self._orders else []
         soon = self._next(unit) if self._kind else [unit]
@@ -189,10 +196,13 @@ class ShardedWeights:
         here = self._whole[unit]
         self._here[unit] = here.views
         self._come(soon[1:])
-        if self._homes:
-            self._homes.wait(f"weights of {unit}", here.fetch)
+        self._wait_for(unit, here.fetch)
         with self._waited:
             here.handle.result()
+
+    def _wait_for(self, unit: str, fetch: Handle) -> None:
+        if self._homes:
+            self._homes.wait(f"weights of {unit}", fetch)
 
     def _release(self, stay: Sequence[str]) -> None:
         """Releases all units but some, which are used soon, or were a short time ago."""
@@ -275,11 +285,15 @@ class ShardedWeights:
             for one, x in zip(some, flats, strict=True)
         ]
         fetch = self._fetch(some, flats, sent)
-        if len(some) > 1:
-            handle = self._gather_both(some, sent, fetch)
-        else:
-            handle = self._gather_one(some[0], sent[0], fetch)
-        return _Whole(views, self.messages.arriving(handle, some, flats, group.size), fetch)
+
+        def gather() -> Handle:
+            one = len(some) == 1
+            both = partial(self._gather_both, some, sent, fetch)
+            handle = self._gather_one(some[0], sent[0], fetch) if one else both()
+            return self.messages.arriving(handle, some, flats, group.size)
+
+        waits = self._homes and self._homes.on_card and fetch is not DONE
+        return _Whole(views, Later(gather) if waits and group.size > 1 else gather(), fetch)
 
     def _fetch(
         self, some: Sequence[FlatUnit], flats: Sequence[Tensor], sent: Sequence[Sent]

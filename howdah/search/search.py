@@ -15,6 +15,7 @@ that was counted exactly.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import maxsize
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ from howdah.search.stage_cut import GAIN, cut_by_time
 from howdah.sim.chosen import choice_misfits
 from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import profile_for
-from howdah.sim.memory import memory, peak
+from howdah.sim.memory import kept_states, memory, peak
 from howdah.sim.profile import Profile
 from howdah.sim.step_time import StepTime, step_time
 
@@ -293,15 +294,17 @@ def home_of(plan: Plan, cluster: Cluster) -> tuple[Home, float, float] | None:
     memory_there = min(host.memory, usable) if one else host.memory
     there: dict[Home, float] = {"host": memory_there, "disk": host.disk}
     stages, kernels = axis(plan.layout, "pp"), kernels_of(plan)
-    held = [memory(plan, rank, kernels) for rank in stages.group(0)]  # of a rank of each stage
-    for home, most in there.items():
-        kept = [float(peak(rows, home)) for rows in held]
-        if one and home == "host":
-            kept = [each and each + peak(rows) for each, rows in zip(kept, held, strict=True)]
-        for first in range(0, plan.layout.world, number):
-            node = range(first, min(first + number, plan.layout.world))
-            if (all_kept := sum(kept[stages.index_of(rank)] for rank in node)) > most:
-                return home, all_kept, most
+    ways = partial(kept_states, plan), partial(memory, plan, kernels=kernels)
+    for way in ways:  # what is kept of states alone rules most layouts out
+        held = [way(rank=rank) for rank in stages.group(0)]  # of a rank of each stage
+        for home, most in there.items():
+            kept = [float(peak(rows, home)) for rows in held]
+            if one and home == "host":
+                kept = [each and each + peak(rows) for each, rows in zip(kept, held, strict=True)]
+            for first in range(0, plan.layout.world, number):
+                node = range(first, min(first + number, plan.layout.world))
+                if (all_kept := sum(kept[stages.index_of(rank)] for rank in node)) > most:
+                    return home, all_kept, most
     return None
 
 

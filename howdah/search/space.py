@@ -19,7 +19,7 @@ gradients other than the default of zero.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ class Question:
     def devices(self) -> int:
         return self.cluster.devices
 
-    @property
+    @cached_property
     def homes(self) -> list[int]:
         """The numbers of the homes to search, besides the device."""
         if not self.planned and self.only_planned(Layout(optimizer="host")):

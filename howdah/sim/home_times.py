@@ -25,6 +25,7 @@ from howdah.plan.homes import Move, homes, moves, own_length, sets_of
 from howdah.plan.plan import Plan
 from howdah.plan.storage import SETS
 from howdah.plan.sums import Sum
+from howdah.shapes.weights import FROZEN
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import kept_elsewhere
 
@@ -92,7 +93,9 @@ class HomeMoves:
         gradients: dict[str, list[Way]] = defaultdict(list)
         for move in moves(plan, rank):
             if move.when == "passes" and move.what == "weights":
-                self.fetches[move.unit] = way(lane_of(move), move.bytes)
+                unit = move.unit.removeprefix(FROZEN)  # what is frozen comes with it
+                number, more = way(lane_of(move), move.bytes)
+                self.fetches[unit] = number, more + self.fetches.get(unit, (0, 0.0))[1]
             elif move.when == "passes" and move.operation == "fetch rows":
                 self.rows.append(way(lane_of(move), move.bytes))
             elif move.when == "passes":
@@ -161,7 +164,7 @@ def update_seconds(
     turns = [
         _Turn(own * element, before[buffer.unit], behind[buffer.unit])
         for buffer in held
-        if (own := own_length(buffer, plan, rank))
+        if buffer.trains and (own := own_length(buffer, plan, rank))
     ]
     return norm + _in_turns(turns, sets_of(plan, rank)[0] or SETS)
 

@@ -142,6 +142,14 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     return [Held(*key, count) for key, count in total.items() if count]
 
 
+def kept_states(plan: Plan, rank: int) -> list[Held]:
+    """What `rank` keeps of weights, gradients, masters and moments alone, which is quickly told."""
+    width, rows = width_of(plan), list[Held]()
+    for buffer in local_buffers(plan, rank):
+        rows += states(*_cut(buffer, plan, rank), plan.layout, _kept(buffer, plan, rank, width))
+    return rows
+
+
 def states(whole: int, own: int, layout: Layout, width: Width) -> list[Held]:
     """Weights, gradients and optimizer states of `whole` elements; the rank's share has `own`."""
     sharded = own if layout.zero or layout.servers_update else whole

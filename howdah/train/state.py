@@ -43,7 +43,7 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
             yield "weight", piece, _kept(placed, unit, "masters", start, stop)
     if placed.update:
         for state in placed.plan.method.optimizer.states:
-            for unit, first, last in counted:
+            for unit, first, last in (one for one in counted if one[0].trains):
                 for piece, start, stop in pieces(unit.buffer, first, last):
                     yield state, piece, _kept(placed, unit, state, start, stop)
         return
@@ -68,7 +68,7 @@ def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     if placed.update:
         placed.update.turns.updates = max(updates - placed.update.delay, 0)
         for state in placed.plan.method.optimizer.states:
-            for unit in placed.units.values():
+            for unit in (one for one in placed.units.values() if one.trains):
                 _restore(placed, unit, state, checkpoint)
         return
     for part, state, flat in _states(placed):
@@ -122,11 +122,13 @@ def _kept(
     placed: ParallelModel, unit: FlatUnit, kind: str, start: int, stop: int
 ) -> Tensor | Elsewhere:
     """The elements [start, stop) of a unit's buffer, of one kind; those on the disk stay there."""
-    first, last = start - unit.start, stop - unit.start
-    if placed.homes is None or placed.plan.layout.optimizer != "disk":
+    first, last, layout = start - unit.start, stop - unit.start, placed.plan.layout
+    home, flat = layout.optimizer, unit.masters
+    if not unit.trains:  # it has weights alone
+        home, flat = layout.weights, unit.weights
+    if placed.homes is None or home != "disk":
         return placed.own(unit, kind, first, last)
-    read = partial(placed.own, unit, kind, first, last)
-    return Elsewhere((last - first,), unit.masters.dtype, read)
+    return Elsewhere((last - first,), flat.dtype, partial(placed.own, unit, kind, first, last))
 
 
 def _restore(placed: ParallelModel, unit: FlatUnit, state: str, checkpoint: Checkpoint) -> None:

@@ -129,7 +129,7 @@ def test_a_recipe_without_a_global_batch_is_searched_for_the_one_that_its_layout
         (("--cluster", "h100x8", "--devices", "8..4"), "no range"),
         (("--cluster", "h100x8", "--tokens", "1M", "--budget", "day<3"), "cannot be read"),
         (("--cluster", "h100x8", "--why"), "--why explains one layout"),
-        (("--cluster", "rack-1gbe", "--sequence", "8"), "no layout of llama3-405b fits"),
+        (("--cluster", "rtx-4090x1", "--sequence", "8"), "no layout of llama3-405b fits"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(howdah, words, said):
