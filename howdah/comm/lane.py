@@ -5,7 +5,8 @@
     lane                  └── reduce-scatter a ────┘
 
 `start` orders the lane behind all work that the compute stream was given so far. `result` orders
-what the compute stream is given later behind the operation. The host waits for neither. These are
+what the compute stream is given later behind the operation. The host waits for neither, but for an
+operation of a thread that `start` is to be behind. These are
 the two edges that a progress thread has, with streams in place of threads: a program that is right
 with one is right with the other. The rules, each with its test, are in docs/gpu.md.
 

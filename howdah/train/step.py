@@ -15,7 +15,8 @@
 Averages are never averaged, neither over micro-batches nor over ranks.
 
 On a GPU the host only launches all this: nothing between 1 and 6 reads a number of the device, and
-what 1 needs is there before the step begins (`feed.py`).
+what 1 needs is there before the step begins (`feed.py`). With homes (`parallel/homes.py`) it waits
+for moves, and for the norm of an update on the host.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
