@@ -17,10 +17,12 @@ from howdah.machines.cluster import Host, Link
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
 from howdah.plan.homes import moves
-from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Adapter, Method
 from howdah.plan.plan import make_plan
+from howdah.plan.sharding import local_buffers
 from howdah.plan.storage import Storage
+from howdah.plan.sums import sums_of
 from howdah.shapes.presets import preset
 from howdah.sim import home_times
 from howdah.sim.home_times import HOST_MEMORY, LANES, _in_turns, _Turn, lane_of, lane_speeds
@@ -77,6 +79,28 @@ def test_rows_of_the_embedding_are_read_before_it():
     with patch.object(home_times.HomeMoves, "rows", none, create=True):
         without = ran(words, link, shape=table)
     assert ran(words, link, shape=table)[0] - without[0] == pytest.approx(8 * 1024 * 4 / link)
+
+
+def test_what_is_frozen_comes_in_its_time_and_is_not_updated():
+    """Every byte of weights that moves in the passes is in the time of its unit."""
+    words = f"single x1 {ALL.format('host')}"
+    adapter = Adapter(rank=2, targets=("q", "down"))
+    layout = resolve(parse_layout(words), None)
+    method = Method("float32", adapter=adapter)
+    plan = make_plan(SHAPE, layout, Batch(micro_batch=1), sequence=8, method=method)
+    cluster = load_cluster("h100x8")
+    found = home_times.HomeMoves(plan, cluster, 0, sums_of(plan, 0), first=0)
+    speed = home_times.lane_speeds(plan, cluster)["fetch"]
+    wanted = Counter()
+    for move in moves(plan, 0):
+        if move.what == "weights" and not move.update:
+            wanted[move.unit.removeprefix("frozen.")] += move.bytes / speed
+    assert {unit: seconds for unit, (_, seconds) in found.fetches.items()} == pytest.approx(wanted)
+    held = local_buffers(plan, 0)
+    trained = sum(buffer.length for buffer in held if buffer.trains)
+    assert trained < sum(buffer.length for buffer in held) / 10
+    took = [home_times.update_seconds(plan, cluster, 0, held, element=e) for e in (1.0, 2.0)]
+    assert took[1] - took[0] == pytest.approx(trained)
 
 
 def test_a_wider_window_lets_the_link_work_ahead_and_keeps_the_last_blocks():

@@ -45,6 +45,25 @@ def test_a_run_on_the_disk_goes_on_with_equal_bits(workers, make_job, tmp_path):
     assert metrics(tmp_path / "moved")[20]["exposed"] > 0  # alone, a rank waits for its disk
 
 
+@pytest.mark.parametrize("homes", ["optimizer=host", DISK])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_what_is_frozen_at_home_is_saved_and_comes_back(
+    workers, make_job, tmp_path, homes, precision
+):
+    """It has no states; and parts with rates of their own are updated as on the device."""
+    words = "batch.micro_batch=3", f"method.precision={precision}"
+    words += ('method.train=["layers.1.*", "norm.*=0.5"]',)
+    job = make_job("home", f"layout=single x2 {homes}", *words)
+    train_on(workers, job)
+    there = tensors(tmp_path / "home", 20)
+    if precision == "float32":  # in bf16 other operations sum the gradients of norms in memory
+        train_on(workers, make_job("memory", "layout=single x2", *words))
+        assert_same_bits(tensors(tmp_path / "memory", 20), there)
+    forget(tmp_path / "home", 20)
+    train_on(workers, job)
+    assert_same_bits(tensors(tmp_path / "home", 20), there)
+
+
 def test_the_gradient_that_waits_is_in_a_checkpoint(workers, make_job, tmp_path):
     """With an update that is one step late; one device goes on from two, too."""
     words = "batch.micro_batch=3", "method.optimizer.delay=true"
