@@ -42,7 +42,7 @@ def group_of(transport: Transport, shape: Shape) -> Transport:
     """The group of a shape that has this rank: all ranks, or those with its place on each host."""
     if shape.hosts * shape.each == transport.size:
         return transport
-    places: dict[str, list[int]] = {}
+    places: dict[object, list[int]] = {}
     for rank, node in enumerate(transport.among.wires.nodes):
         places.setdefault(node, []).append(rank)
     mine = places[transport.among.wires.nodes[transport.rank]].index(transport.rank)

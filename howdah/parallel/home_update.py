@@ -171,10 +171,11 @@ class HomeUpdate:
             flats["gradients"].mul_(scale)
         states = {name: flats[name] for name in self._homes.states[unit.buffer.unit]}
         turns = []
-        for first, last, *kind in unit.buffer.runs:
+        for first, last, decay, rate in unit.buffer.runs:
             a, b = (min(max(edge, unit.start), unit.stop) - unit.start for edge in (first, last))
             mine = {name: flat[a:b] for name, flat in states.items()}
-            turns.append(Turn((*kind,), flats["masters"][a:b], flats["gradients"][a:b], mine))
+            kind = decay, rate
+            turns.append(Turn(kind, flats["masters"][a:b], flats["gradients"][a:b], mine))
         self.turns.step(turns)
 
     def _leave(self, unit: FlatUnit, flats: Buffers) -> Iterator[Handle]:
