@@ -139,7 +139,7 @@ def test_mfu_over_100_percent_is_not_printed(howdah):
     assert data["mfu_causal"] < 1 < data["mfu"]
 
 
-def test_a_hint_that_cannot_be_run_on_gpus_says_so(howdah, tmp_path):
+def test_a_hint_names_homes_on_gpus_too(howdah, tmp_path):
     small = tmp_path / "small.toml"
     small.write_text(
         'name = "small"\nnode.devices = 2\ninside.link = "pcie4"\nhost.link = "pcie4"\n'
@@ -155,7 +155,7 @@ def test_a_hint_that_cannot_be_run_on_gpus_says_so(howdah, tmp_path):
     card = small.read_text() + 'device.cuda_names = ["chip"]\n'
     small.write_text(card)
     err = howdah("plan", "model.preset=laptop", "--cluster", small, "--layout", "dp*")[2]
-    assert err.endswith("fits (optimizer=host can be planned, but not run on GPUs yet)\n")
+    assert err.endswith("'dp2 x1 optimizer=host' fits\n")
 
 
 def test_homes_that_are_too_small_do_not_fit(howdah, tmp_path):
