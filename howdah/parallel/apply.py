@@ -237,8 +237,7 @@ def apply(
     units = _allocated(model, plan, mesh, orders)  # 2
     put = homes.adopt(units.values()) if homes else copied
     fill_masters(units, fill, put, on=mesh.device)  # 3
-    # 4
-    ranges = tuple(part for unit in units.values() for part in _ranges(unit))
+    ranges = tuple(part for unit in units.values() for part in _ranges(unit))  # 4
     optimizer, update = _optimizer(plan, ranges, homes, [*units.values()])
     # 5
     links = _links(plan, mesh, units, connect)

@@ -80,6 +80,7 @@ def fits(question: Question) -> bool:
     """Whether any layout of a question fits its devices, and the homes of their nodes. Raises
     UserError as `space` does.
     """
+    question = replace(question, short=True)
     cluster, capacity = question.cluster, room(question.cluster)
     on_devices = states(question, 0)["device"] <= capacity * cluster.devices
     homes = [*([0] if on_devices else []), *question.homes]

@@ -117,7 +117,7 @@ def search(
     refuse: Refuse = lambda plan: "",
 ) -> Found:
     """The best layouts of a question on all of its devices; none if nothing fits. Of layouts of
-    equal time the one that takes less memory comes first.
+    equal time the one that takes less memory comes first. Where nothing fits, homes are tried.
 
     profile  of the framework whose time it is; None: howdah
     watch    is given the numbers of what is simulated, and yields them
@@ -128,6 +128,14 @@ def search(
     """
     profile = profile or profile_for(question.cluster, question.method)
     asked = _Asked(question, profile, room(question.cluster), refined, refuse, watch)
+    found = _search(asked)
+    short = replace(question, short=True)
+    tried = found.best or short.homes == question.homes
+    return found if tried else _search(asked._replace(question=short))
+
+
+def _search(asked: "_Asked") -> Found:
+    question, profile, refined = asked.question, asked.profile, asked.refined
     rows, ruled_out = space(question)
     if not len(rows):
         return Found(question, (), ruled_out, 0, 0)

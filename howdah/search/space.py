@@ -7,7 +7,8 @@
     micro-batch   powers of two up to a replica's part of the batch
     recompute     none, selective, full;  sp with and without, where there is tp
     homes         of optimizer, gradients, weights and activations: the device, the host, the disk;
-                  those of states with zero over all replicas; where they can be run, or with --all
+                  those of states with zero over all replicas; on GPUs where nothing fits without
+                  them, or with --all
 
 Bounds cut a choice before its combinations with others are listed: a tp that does not divide the
 heads rules out all of its layouts at once. Every layout that is ruled out is counted by the reason.
@@ -80,8 +81,9 @@ class Question:
 
     global_batch  samples of a step
     micro_batch   samples of a micro-batch; None: it is searched, too
-    planned       also layouts that can be planned, but not run
+    planned       also layouts that can be planned, but not run; on GPUs also homes
     comm          by which algorithms messages travel
+    short         of memory: homes on GPUs are searched, too
     """
 
     shape: ModelShape
@@ -92,6 +94,7 @@ class Question:
     micro_batch: int | None = None
     planned: bool = False
     comm: Comm = field(default_factory=Comm)
+    short: bool = False
 
     @property
     def devices(self) -> int:
@@ -100,9 +103,12 @@ class Question:
     @cached_property
     def homes(self) -> list[int]:
         """The numbers of the homes to search, besides the device."""
-        if not self.planned and self.only_planned(Layout(optimizer="host")):
+        cards = bool(self.cluster.device.cuda_names)
+        if not self.planned and (
+            self.only_planned(Layout(optimizer="host")) or (cards and not self.short)
+        ):
             return []
-        host, apart = self.cluster.host, self.planned or bool(self.cluster.device.cuda_names)
+        host, apart = self.cluster.host, self.planned or cards
         # the host of a CPU is the device itself, and has no memory besides
         there = {"host": host.memory * apart, "disk": host.disk if host.disk_bandwidth else 0.0}
         every = {home: most * self.cluster.nodes for home, most in there.items()}
