@@ -30,7 +30,7 @@ def test_turns_have_the_bits_of_one_call(name, dtype):
     ]
     together = build_optimizer(settings, parts)
     make_states(settings, together, parts, step=0)
-    turns = InTurns(settings)
+    turns = InTurns(settings, [(True, 1.0), (False, 1.0)])
     states = [{s: torch.zeros(n, dtype=dtype) for s in settings.states} for n in SIZES]
     for step in range(3):
         fresh = drawn(step + 1, dtype)
@@ -40,8 +40,9 @@ def test_turns_have_the_bits_of_one_call(name, dtype):
             set_rate(optimizer, 0.01 * (step + 1))
         together.step()
         for decay, master, gradient, state in zip(decays, mine, fresh, states, strict=True):
-            empty = Turn(not decay, master[:0], gradient[:0], {s: x[:0] for s, x in state.items()})
-            turns.step([Turn(decay, master, gradient, state), empty])
+            nothing = {s: x[:0] for s, x in state.items()}
+            empty = Turn((not decay, 1.0), master[:0], gradient[:0], nothing)
+            turns.step([Turn((decay, 1.0), master, gradient, state), empty])
         turns.updates += 1
         assert all(torch.equal(a, b) for a, b in zip(whole, mine, strict=True))
     for part, state in zip(parts, states, strict=True):

@@ -58,15 +58,21 @@ def test_a_scaled_shape_keeps_its_kind(model):
     )
 
 
-def test_the_largest_model_fits_and_one_layer_more_does_not():
+@pytest.mark.parametrize("disk", [0.0, 200e9])
+def test_the_largest_model_fits_and_one_layer_more_does_not(disk):
+    """On the devices; or on a disk, where there is one."""
     question = question_of(cluster="rtx-4090x2", sequence=1024)
+    memory = 64e9 if disk else 0.0  # through which states move
+    host = replace(question.cluster.host, memory=memory, disk=disk)
+    question = replace(question, cluster=replace(question.cluster, host=host))
     found = largest(question)
     shape = found.shape
     assert fits(found) and search(found, refined=1).best
     more = replace(found, shape=replace(shape, layers=shape.layers + 1))
     assert not fits(more)
     held = parameters(shape).total * 16
-    assert 0.5 * 2 * room(question.cluster) < held < 2 * room(question.cluster)
+    there = disk or 2 * room(question.cluster)
+    assert 0.5 * there < held < there
 
 
 def test_the_largest_preset_is_the_first_that_fits():
