@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from threading import Event as Flag
+from threading import Lock
 
 import pytest
 import torch
@@ -28,13 +29,14 @@ class LateLane(Lane):
 
     def start(self, work, tensors, **how):
         landing = super().start(lambda: None, tensors, **how)
-        landing.ended, landing.left = self, [work]
+        landing.ended, landing.left, self._one = self, [work], Lock()
         self.last = landing
         return landing
 
     def synchronize(self):
-        while self.last.left:
-            self.last.left.pop()()
+        with self._one:  # who comes while another does the work waits for it
+            while self.last.left:
+                self.last.left.pop()()
 
     def query(self):
         return not self.last.left
