@@ -40,10 +40,8 @@ Way = Literal["fetch", "evict"]
 WAYS: tuple[Way, Way] = ("fetch", "evict")
 When = Literal["passes", "norm", "update"]
 NAMES = ("weights", "gradients", "optimizer", "activations")  # the words of a layout
-ROOM, ROOMS = (
-    16 << 20,
-    2,
-)  # bytes of a room through which a GPU's moves go, and rooms of a direction
+ROOM = 16 << 20  # bytes of a room through which a GPU's moves go
+ROOMS = 2  # of a direction
 
 
 class Move(NamedTuple):

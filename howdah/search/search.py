@@ -37,7 +37,7 @@ from howdah.search.stage_cut import GAIN, cut_by_time
 from howdah.sim.chosen import choice_misfits
 from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import profile_for
-from howdah.sim.memory import kept_states, memory, peak
+from howdah.sim.memory import Held, kept_states, memory, peak
 from howdah.sim.profile import Profile
 from howdah.sim.step_time import StepTime, step_time
 
@@ -284,8 +284,10 @@ def taken(plan: Plan, capacity: float) -> int:
 
 
 def homeless(plan: Plan, cluster: Cluster) -> str:
-    """Why a node has no room for what its devices keep elsewhere; empty if it has."""
-    found = home_of(plan, cluster)
+    """Why a node has no room for what its devices keep elsewhere; empty if it has. What is kept of
+    states alone is quickly told, and rules most layouts out.
+    """
+    found = _too_small(plan, cluster, partial(kept_states, plan)) or home_of(plan, cluster)
     return f"more memory than the {found[0]} of a node has" if found else ""
 
 
@@ -295,24 +297,29 @@ def home_of(plan: Plan, cluster: Cluster) -> tuple[Home, float, float] | None:
 
     Where the host's memory is the device's, the devices keep both in it.
     """
+    return _too_small(plan, cluster, partial(memory, plan, kernels=kernels_of(plan)))
+
+
+def _too_small(
+    plan: Plan, cluster: Cluster, held_by: Callable[[int], list[Held]]
+) -> tuple[Home, float, float] | None:
+    """The first home that is too small for what `held_by` says of each rank, as `home_of`."""
     if homes(plan.layout) == {"device"}:
         return None
     host, number = cluster.host, min(cluster.devices_per_node, plan.layout.world)
     one, usable = shared(cluster), number * usable_memory(cluster)
     memory_there = min(host.memory, usable) if one else host.memory
     there: dict[Home, float] = {"host": memory_there, "disk": host.disk}
-    stages, kernels = axis(plan.layout, "pp"), kernels_of(plan)
-    ways = partial(kept_states, plan), partial(memory, plan, kernels=kernels)
-    for way in ways:  # what is kept of states alone rules most layouts out
-        held = [way(rank=rank) for rank in stages.group(0)]  # of a rank of each stage
-        for home, most in there.items():
-            kept = [float(peak(rows, home)) for rows in held]
-            if one and home == "host":
-                kept = [each and each + peak(rows) for each, rows in zip(kept, held, strict=True)]
-            for first in range(0, plan.layout.world, number):
-                node = range(first, min(first + number, plan.layout.world))
-                if (all_kept := sum(kept[stages.index_of(rank)] for rank in node)) > most:
-                    return home, all_kept, most
+    stages = axis(plan.layout, "pp")
+    held = [held_by(rank) for rank in stages.group(0)]  # of a rank of each stage
+    for home, most in there.items():
+        kept = [float(peak(rows, home)) for rows in held]
+        if one and home == "host":
+            kept = [each and each + peak(rows) for each, rows in zip(kept, held, strict=True)]
+        for first in range(0, plan.layout.world, number):
+            node = range(first, min(first + number, plan.layout.world))
+            if (all_kept := sum(kept[stages.index_of(rank)] for rank in node)) > most:
+                return home, all_kept, most
     return None
 
 
