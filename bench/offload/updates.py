@@ -17,7 +17,7 @@ Update = Callable[[], object]
 
 def howdah_update(n: int) -> Update:
     master, gradient, first, second = (torch.rand(n) for _ in range(4))
-    turns = InTurns(Optimizer())
+    turns = InTurns(Optimizer(), [(True, 1.0)])
     turn = Turn(True, master, gradient, {"exp_avg": first, "exp_avg_sq": second})
     return lambda: turns.step([turn])
 
