@@ -32,7 +32,7 @@ from howdah.comm.settings import Settings
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *(HERE / name for name in ("engine.c", "engine_reduce.h", "engine_crc.h")),
+    *(HERE / name for name in ("engine.c", "engine_reduce.h", "engine_crc.h", "engine_blocks.h")),
     HERE.parent / "host" / "ring.c",
 )
 # The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the

@@ -12,9 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from howdah.comm.build import NoCompiler, engine_library
-from howdah.comm.engine_abi import load_library
-from howdah.comm.settings import read_settings
+from howdah.comm.engine_abi import library_if_there
 
 SHORT = 1 << 14  # bytes below which to call the library takes longer than it gains
 
@@ -32,10 +30,7 @@ def crc32(data: bytes | memoryview, before: int = 0) -> int:
 @cache
 def _folder() -> Callable[[int, int, int], int] | None:
     """The library's function; None: there is none that this processor can run."""
-    try:
-        library = load_library(engine_library(read_settings(), build=False))
-    except NoCompiler:
-        return None
+    library = library_if_there()
     folds = getattr(library, "howdah_folds", None)  # what was installed before has none
     if folds is None or not folds():
         return None

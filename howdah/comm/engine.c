@@ -70,6 +70,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine_blocks.h"
 #include "engine_crc.h"
 #include "engine_reduce.h"
 

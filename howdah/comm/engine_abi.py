@@ -23,8 +23,9 @@ from struct import Struct
 
 import torch
 
-from howdah.comm.build import open_library
+from howdah.comm.build import NoCompiler, engine_library, open_library
 from howdah.comm.reduction import COMBINE, REDUCIBLE
+from howdah.comm.settings import read_settings
 from howdah.comm.signature import spell
 
 RANKS = 64  # the most ranks, as in engine.c
@@ -102,6 +103,14 @@ def load_library(path: Path) -> CDLL:
         function = getattr(library, f"howdah_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def library_if_there() -> CDLL | None:
+    """The library, where it was compiled or installed before; nothing is compiled for this."""
+    try:
+        return load_library(engine_library(read_settings(), build=False))
+    except NoCompiler:
+        return None
 
 
 def known(kind: int, dtype: int, op: int) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from howdah.comm.group import Group
 from howdah.comm.handle import DONE, Handle
-from howdah.model.blockwise import quantise, restore
+from howdah.model.blockwise import add, quantise, restore
 from howdah.parallel.unit_messages import Arriving
 from howdah.plan.quantised import hops, reducing_bytes
 
@@ -127,8 +127,7 @@ def _round(
 
 def _add(heard: Tensor, total: Tensor, ranks: int) -> None:
     """Sets `total` to the sum of what all ranks have sent."""
-    term = torch.empty_like(total)
-    for rank, message in enumerate(heard.view(ranks, -1)):
-        restore(message, term if rank else total, shares=1, bits=BITS)
-        if rank:
-            total.add_(term)
+    first, *others = heard.view(ranks, -1)
+    restore(first, total, shares=1, bits=BITS)
+    for message in others:
+        add(message, total, bits=BITS)

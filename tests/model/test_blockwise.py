@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.model.blockwise import quantise, restore, rounded
+from howdah.comm.build import engine_library
+from howdah.comm.settings import read_settings
+from howdah.model import blockwise
+from howdah.model.blockwise import add, quantise, restore, rounded
 from howdah.plan.quantised import BLOCK, message_bytes
 
 WIDTHS = {torch.float64: np.float64, torch.float32: np.float32}
@@ -68,3 +71,83 @@ def test_a_block_does_not_depend_on_others():
     other = x.clone()
     other[BLOCK:] *= 100
     assert torch.equal(rounded(x)[:BLOCK], rounded(other)[:BLOCK])
+
+
+@pytest.fixture
+def either(monkeypatch):
+    """What a function says with the library, and what it says with torch's operations alone."""
+    engine_library(read_settings())  # compiles it
+    blockwise._library.cache_clear()
+    library = blockwise._library()
+    assert library is not None
+
+    def both(function):
+        found = []
+        for chosen in (library, None):
+            monkeypatch.setattr(blockwise, "_library", lambda chosen=chosen: chosen)
+            found.append(function())
+        return found
+
+    return both
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", blockwise.IN_LIBRARY)
+def test_the_library_has_the_bits_of_torch(either, dtype, bits):
+    x = torch.randn(64 * BLOCK) * torch.logspace(-20, 20, 64).repeat_interleave(BLOCK)
+    half = torch.arange(BLOCK) - 127.5  # ties, if their scale is 1
+    half[0] = 127 if bits == 8 else 7
+    x[:BLOCK], x[BLOCK : 2 * BLOCK] = 0, half.clamp(-float(half[0]), float(half[0]))
+    x[2 * BLOCK : 3 * BLOCK], x[3 * BLOCK : 4 * BLOCK] = 1e-44, 1e-38
+    x = x.to(dtype)
+
+    def sent():
+        message = torch.zeros(message_bytes(len(x), bits), dtype=torch.uint8)
+        quantise(x, message, bits)
+        out, total = torch.full_like(x, 9), x.flip(0).clone()
+        restore(message, out, shares=1, bits=bits)
+        add(message, total, bits=bits)
+        return message, out, total
+
+    for one, other in zip(*either(sent), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("what", ["inf", "-inf", "nan"])
+def test_the_library_makes_a_block_that_is_not_finite_nan(either, bits, what):
+    x = torch.randn(2 * BLOCK)
+    x[7] = float(what)
+
+    def back():
+        message = torch.zeros(message_bytes(len(x), bits), dtype=torch.uint8)
+        quantise(x, message, bits)
+        out = torch.zeros_like(x)
+        restore(message, out, shares=1, bits=bits)
+        return out
+
+    for one in either(back):
+        assert one[:BLOCK].isnan().all()
+        assert one[BLOCK:].isfinite().all()
+
+
+def test_shares_of_a_message_are_restored_by_the_library_too(either):
+    x = torch.randn(8 * BLOCK)
+
+    def back():
+        message = torch.zeros(message_bytes(len(x)), dtype=torch.uint8)
+        for part, own in zip(x.chunk(4), message.chunk(4), strict=True):
+            quantise(part, own)
+        out = torch.zeros_like(x)
+        restore(message, out, shares=4)
+        return out
+
+    one, other = either(back)
+    assert torch.equal(one, other)
+    assert torch.equal(one, rounded(x))
+
+
+def test_numbers_that_the_library_does_not_know_are_torchs():
+    wide, odd = torch.randn(BLOCK, dtype=torch.float64), torch.randn(2 * BLOCK)[::2]
+    for x in (wide, odd):
+        assert blockwise._library_for(x, torch.zeros(1)) is None
