@@ -224,7 +224,7 @@ def box_of(speed: float) -> Any:
     """The box as a cluster whose cores are so many times as fast as 100 GFLOP/s and 10 GB/s."""
     flops = Flops(float32=speed * 1e11, bf16=speed * 1e11)
     made = cluster_of(PROFILE, profile_named(PROFILE, HOSTS), HOSTS, NODE, wire=WIRE)
-    return replace(made, device=Device("core", 1e12, speed * 1e10, flops))
+    return replace(made, device=Device("CPU core", 1e12, speed * 1e10, flops))
 
 
 # -- all of it ---------------------------------------------------------------------

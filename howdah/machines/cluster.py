@@ -101,6 +101,7 @@ class Flops:
 class Device:
     """One accelerator, or one core that acts as one.
 
+    name        of the product; one that begins with CPU is a processor's core
     memory      bytes
     bandwidth   of the memory, in bytes/s
     reserved    bytes of memory in use before the first tensor (driver, context)
@@ -119,6 +120,11 @@ class Device:
     idle: Watts = 0.0
     price: Annotated[float, Unit("USD", positive=True)] | None = None
     cuda_names: Annotated[tuple[Name, ...], Length(0, 100)] = ()
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a processor's core."""
+        return self.name.lower().startswith("cpu")
 
 
 @dataclass(frozen=True)

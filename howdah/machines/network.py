@@ -113,6 +113,17 @@ def path(cluster: Cluster, groups: Groups, *, pattern: Pattern = "ring") -> Path
     return Path(Link(wire.name, bandwidth, latency), messages, nodes, members)
 
 
+def collective_path(cluster: Cluster, groups: Groups) -> Path:
+    """The path of all-gathers and reduce-scatters: along rings, as the libraries of GPUs and TPUs
+    send. Ranks that are processors send to every member where a group has several nodes, for that
+    is how howdah's own connections do it; memory that they share is as fast either way.
+    """
+    found = path(cluster, groups)
+    if cluster.device.is_processor and found.nodes > 1:
+        return path(cluster, groups, pattern="all")
+    return found
+
+
 def bisection(cluster: Cluster) -> float:
     """The bisection bandwidth in bytes/s, in one direction, between two halves of the cluster.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from howdah.collectives.choice import unusable
 from howdah.machines.cluster import attained
-from howdah.machines.network import axis_groups, path
+from howdah.machines.network import axis_groups, collective_path
 from howdah.plan.batch import Batch
 from howdah.plan.exchanges import exchanges
 from howdah.plan.layout import Layout, family_of
@@ -185,7 +185,7 @@ class PartTables:
             groups = axis_groups(self.question.devices, size=size, stride=stride)
             if place >= 0:
                 groups = groups[:, sorted((place, (place + 1) % size))]
-            found = path(self.counted, groups)
+            found = collective_path(self.counted, groups)
             call = curve_of(self.counted.device).call
             self._paths[key] = found.link.bandwidth, found.messages * found.link.latency + call
         return self._paths[key]

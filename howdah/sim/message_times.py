@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from howdah.machines.cluster import Cluster
-from howdah.machines.network import Groups, Pattern, axis_groups, path
+from howdah.machines.network import Groups, Pattern, axis_groups, collective_path, path
 from howdah.plan.exchanges import Exchange
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.gather_order import gather_counts
@@ -36,7 +36,8 @@ from howdah.sim.home_times import LANES, homes_of_rank
 from howdah.sim.profile import PLAIN, Profile, curve_of
 from howdah.sim.traffic import HALVES, expected_rows
 
-TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
+# To every other member, or to the next; what is not here is a collective.
+PATTERNS: dict[str, Pattern] = {"all_to_all": "all", "counts": "all", "send": "ring"}
 AXES: dict[str, Axis] = {"tp": "tp", "cp": "cp", "ep": "ep", "dp": "replicas", "pp": "pp"}
 CONTEXT_AXES: dict[str, Axis] = {"send": "ring", "all_to_all": "traders"}  # of messages over cp
 
@@ -51,7 +52,7 @@ class MessageTimes:
         self._plan, self.cluster, self._programs = plan, cluster, ProgramTimes(plan, cluster)
         self._profile = profile
         # by axis, places in its groups (none: all) and pattern: bytes/s and seconds of latency
-        self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
+        self._paths: dict[tuple[Stride, tuple[int, ...], Pattern | None], tuple[float, float]] = {}
 
     def of_sum(self, row: Sum) -> float:
         """Seconds of a sum of gradients; none where a rank has all of it, and takes it home."""
@@ -65,7 +66,7 @@ class MessageTimes:
             return self._hopped(row)
         rows, dense = expected_rows(self._plan, row.ranks[0]) if row.row else (0, 1)
         if not dense:
-            bandwidth, latency = self._path(row.axis, row.ranks, "ring")
+            bandwidth, latency = self._path(row.axis, row.ranks)
             size = rows * (row.row * width + ROW_NUMBER_BYTES)
             return size * (len(row.ranks) - 1) / bandwidth + 2 * latency
         for elements in row.messages:
@@ -103,7 +104,7 @@ class MessageTimes:
         if not self._profile.owners or len(ranks) == 1:
             return 0.0
         share = min(len(ranks) / len(self._plan.weights), 1.0)
-        _, latency = self._path("dp", ranks, "ring")
+        _, latency = self._path("dp", ranks)
         return max(len(buffer.names) * share - 1, 0.0) * latency
 
     def _of_row(self, row: Gather) -> float:
@@ -124,8 +125,7 @@ class MessageTimes:
         call = of_exchange(row)
         if call is not None and (once := self._chosen(row.axis, call)) is not None:
             return once * row.programs
-        pattern: Pattern = "all" if row.operation in TO_ALL else "ring"
-        bandwidth, latency = self._path(row.axis, ranks, pattern)
+        bandwidth, latency = self._path(row.axis, ranks, PATTERNS.get(row.operation))
         to = np.fromiter(row.peers, np.int64)
         sizes = np.broadcast_to(row.sizes, to.shape)
         sent = int(sizes[to != rank].sum())
@@ -167,16 +167,23 @@ class MessageTimes:
         self, label: str, ranks: Sequence[int], messages: Sequence[int], width: int
     ) -> float:
         """Seconds of all-gathers or reduce-scatters, by the elements of each, of `width` bytes."""
-        bandwidth, latency = self._path(label, ranks, "ring")
+        bandwidth, latency = self._path(label, ranks)
         sent = sum(messages) * width * (len(ranks) - 1) / len(ranks)
         return sent / bandwidth + len(messages) * latency
 
-    def _path(self, label: str, ranks: Sequence[int], pattern: Pattern) -> tuple[float, float]:
-        """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis."""
+    def _path(
+        self, label: str, ranks: Sequence[int], pattern: Pattern | None = None
+    ) -> tuple[float, float]:
+        """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis; without
+        a pattern that of collectives.
+        """
         key = *_places(self._plan, label, ranks), pattern
         if key not in self._paths:
             groups = self._groups(label, ranks)
-            found = path(self.cluster, groups, pattern=pattern)
+            if pattern:
+                found = path(self.cluster, groups, pattern=pattern)
+            else:
+                found = collective_path(self.cluster, groups)
             if (
                 label == "ep"
                 and self._profile.once
@@ -185,7 +192,9 @@ class MessageTimes:
             ):
                 wire, share = self.cluster.between, _crossing(self._plan, found.nodes)
                 wider = replace(wire, bandwidth=wire.bandwidth / share)
-                found = path(replace(self.cluster, between=wider), groups, pattern=pattern)
+                found = path(
+                    replace(self.cluster, between=wider), groups, pattern=pattern or "ring"
+                )
             call = curve_of(self.cluster.device).call
             latency = found.messages * found.link.latency + call
             self._paths[key] = found.link.bandwidth, latency

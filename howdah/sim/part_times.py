@@ -3,7 +3,8 @@
 products    matrix products and attention, operator by operator (`sim/operator_times.py`)
 memory      everything else passes over memory: norms, residuals, activations, rotations, softmax
             without flash, logits, copies of tokens for experts; each kind as often as the
-            profile says, and for the gradients `again` times as often
+            profile says, and for the gradients `again` times as often; weights and gradients that
+            are rounded to be sent (`sim/rounding.py`)
 host        a block takes at least as long as the host needs to start its kernels
 tp, cp, ep  the exchanges of the part's stage (`plan/exchanges.py`), spread over its parts; nothing
             runs beside them but the fraction that the profile says
@@ -23,6 +24,7 @@ from howdah.shapes.part import Part
 from howdah.shapes.products import Pairs, Product, operators
 from howdah.sim.operator_times import Speeds, Triple
 from howdah.sim.profile import PLAIN, Profile
+from howdah.sim.rounding import rounded
 
 
 class PartTimes(NamedTuple):
@@ -180,7 +182,8 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
     if part == "embedding" and profile.table and plan.marks.trains("embedding.weight"):
         table = of.size(Dim("vocab", plan.shape.vocab)) * plan.shape.width
         touched = profile.table * table * 4 / speeds.bandwidth
-    touch, touched = touch + low, touched + 2 * low
+    ahead, back = (size / speeds.bandwidth for size in rounded(plan, rank, part))
+    touch, touched = touch + low + ahead, touched + 2 * low + back
     return PartTimes(products, touch, touched, again, least=least, adds=profile.adds)
 
 

@@ -20,7 +20,7 @@ from howdah.machines.cluster import (
     Tree,
 )
 from howdah.machines.cluster_file import load_cluster
-from howdah.machines.network import Path, axis_groups, bisection, distance, path
+from howdah.machines.network import Path, axis_groups, bisection, collective_path, distance, path
 
 
 def cluster(network, *, nodes=8, per_node=4, nics=4):
@@ -242,6 +242,17 @@ def test_all_to_all_pays_for_the_share_that_leaves_the_node():
     """32 ranks, four to a node: of the 31 parts of a unit 28 leave, through a card each."""
     got = path(cluster(Tree()), axis_groups(32, size=32, stride=1), pattern="all")
     assert got.link.bandwidth == pytest.approx(10.0 * 31 / 28)
+
+
+def test_collectives_of_processors_on_several_nodes_send_to_all():
+    """Two nodes of two: a ring leaves each once, and each of two ranks sends to two others."""
+    chips = cluster(Tree(), nodes=2, per_node=2, nics=1)
+    cores = replace(chips, device=replace(chips.device, name="CPU core"))
+    all_four, near = axis_groups(4, size=4, stride=1), axis_groups(4, size=2, stride=1)
+    ring, direct = collective_path(chips, all_four), collective_path(cores, all_four)
+    assert (ring.link.bandwidth, ring.messages) == (10.0, 3)
+    assert (direct.link.bandwidth, direct.messages) == (pytest.approx(10.0 / (2 * 2 / 3)), 1)
+    assert collective_path(cores, near) == collective_path(chips, near)
 
 
 def test_a_rank_alone_sends_nothing():

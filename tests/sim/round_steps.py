@@ -20,9 +20,11 @@ from howdah.sim.rank_clock import RankClock
 SHAPE = ModelShape(layers=3, width=1024, heads=8, ffn_size=2048, vocab=8, context=8)
 
 
-def plan_of(layout, shape=SHAPE):
-    """A plan in float32, in which weights and gradients have as many bytes."""
-    method = Method(precision="float32")
+def plan_of(layout, shape=SHAPE, **words):
+    """A plan in float32, in which weights and gradients have as many bytes, with more words of its
+    method.
+    """
+    method = Method(precision="float32", **words)
     return make_plan(
         shape, resolve(parse_layout(layout), None), Batch(micro_batch=1), sequence=8, method=method
     )
