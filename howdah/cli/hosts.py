@@ -19,7 +19,8 @@ from howdah.plan.layout import parse_layout, resolve
 from howdah.sim.chosen import settled_comm, shapes_in
 from howdah.sim.selector import is_auto
 
-WAIT = 60.0  # seconds for ranks that do not come
+
+WAIT = 60.0  # seconds that a measurement waits for ranks that do not come
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def with_algorithms(run: Run, machine: Machine) -> tuple[Run, str]:
     from howdah.comm.rendezvous import join
     from howdah.comm.selection import topology_of
 
-    with in_words(), closing(join(seconds=WAIT, hosts=run.comm.hosts)) as transport:
+    with in_words(), closing(join(hosts=run.comm.hosts)) as transport:
         try:
             kept = topology_of(transport)
         except UserError as problem:  # hosts of unequal numbers of ranks, which every rank sees

@@ -95,7 +95,7 @@ class Direct(OneLink, ABC):
     def lose(self, said: str) -> None:
         """Ends all waits with the error `said`. Called by the pulse when a rank is lost."""
         self._why = said
-        self.abort()
+        self.abort(said)
 
     def close(self) -> None:
         """Ends the transport."""

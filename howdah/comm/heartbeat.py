@@ -27,10 +27,8 @@ IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; a lost link is noticed after at most 2
 UNACKED, UNSENT = 24, 144  # where struct tcp_info of linux/tcp.h has these numbers of 32 bits
 
 
-def keep_alive(names: Container[str] | None = None) -> int:
-    """Sets heartbeats on the TCP sockets with these names; None: on all of this process. Returns
-    the number of sockets.
-    """
+def keep_alive(names: Container[str]) -> int:
+    """Sets heartbeats on the TCP sockets with these names. Returns the number of sockets."""
     count = 0
     for _, one in _reach(names):
         with suppress(OSError):  # another thread has closed it
@@ -81,6 +79,16 @@ def _takes_nothing(one: socket.socket) -> bool:
     told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT + 4)
     unacked, unsent = (struct.unpack_from("=I", told, at)[0] for at in (UNACKED, UNSENT))
     return not unacked and bool(unsent)
+
+
+def connections_at(port: int) -> set[str]:
+    """The names of this process's TCP connections from or to a port."""
+    found = set[str]()
+    for name, one in _reach(None):
+        with suppress(OSError):  # it is not connected
+            if port in (one.getsockname()[1], one.getpeername()[1]):
+                found.add(name)
+    return found
 
 
 def hang_up(names: Container[str]) -> None:

@@ -81,7 +81,8 @@ class Pulse:
         """Registers an object (by weak reference) whose `lose` is called on the pulse's thread
         when a rank is lost, or at once if one is.
         """
-        self._told.add(loser)
+        with self._turn:
+            self._told.add(loser)
         if self._lost:
             loser.lose(self._lost)
 
@@ -160,7 +161,9 @@ class Pulse:
             self._answer(LEFT)  # all that will ever ask
 
     def _tell_all(self, said: str) -> None:
-        for loser in list(self._told):
+        with self._turn:  # another thread may add one
+            told = [*self._told]
+        for loser in told:
             loser.lose(said)
 
     def _look_after(self) -> None:

@@ -33,7 +33,7 @@ from howdah.comm.chosen import algorithms_of, choosing, require_usable
 from howdah.comm.direct import Direct
 from howdah.comm.engine import connect_engine
 from howdah.comm.group import Group
-from howdah.comm.heartbeat import keep_alive, open_sockets
+from howdah.comm.heartbeat import connections_at, keep_alive, open_sockets
 from howdah.comm.interface import LOOPBACK, address_of, is_loopback, leading_to
 from howdah.comm.joining import LOOK, Ranks, told_to_all
 from howdah.comm.meeting import CPU, Hello, Kind, Missing, meet, own_hello, part
@@ -148,7 +148,7 @@ def join_through(  # noqa: PLR0913
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     links = open_sockets().keys() - known.keys()
     pulse = Pulse(own, rank=rank, size=size, links=links, kept=not settings.agent)
-    keep_alive()  # also on the store's connections: its machine may fail while ranks meet
+    keep_alive({*links, *_connections_of(store)})  # its machine may fail while ranks meet
     connecting = _Connecting(
         *(transport, seconds, device, own, pulse),
         said=str(algorithms),
@@ -168,7 +168,19 @@ def join_through(  # noqa: PLR0913
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             proved = connecting.secret and not isinstance(host, TorchTransport)
             logging.getLogger("howdah").warning(OPEN if proved else ANYBODY)
-    return choosing(carrier, settled(carrier, algorithms))
+    try:
+        return choosing(carrier, settled(carrier, algorithms))
+    except BaseException:  # peers see that it has ended
+        carrier.close()
+        raise
+
+
+def _connections_of(store: dist.Store) -> set[str]:
+    """The names of this process's connections of a store, which its other ones may be behind."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    port = getattr(store, "port", None)  # others, such as files, have none
+    return connections_at(port) if port else set()
 
 
 def choose(  # noqa: PLR0913  what ranks are, and how they want to be connected

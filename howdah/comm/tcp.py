@@ -27,8 +27,9 @@ from howdah.comm.direct import Direct, Spelled
 from howdah.comm.flow import Flows
 from howdah.comm.frames import FIELDS, FrameError
 from howdah.comm.segments import SEGMENT, Last, Segment, segments
-from howdah.comm.signature import CALL, RECORD, agree, disagreement
-from howdah.comm.tcp_lines import Lines, Lost
+from howdah.comm.signature import CALL, RECORD, Disagreement, agree, disagreement
+from howdah.comm.tcp_line import Lost
+from howdah.comm.tcp_lines import Lines
 from howdah.comm.transport import PeerLost, gave_up
 
 AHEAD = 2 * SEGMENT  # bytes of messages to one peer that are handed to the kernel at a time
@@ -66,8 +67,12 @@ class TcpTransport(Direct):
             told = self._lines.last_words()
             why = f"{told}, as rank {self.rank} saw" if told else str(error)
             raise self._lost(why.partition("; this rank called")[0]) from None
-        except BaseException:  # a Disagreement: lines stay in the middle of a call
+        except Disagreement:  # which peers find, too; lines stay in the middle of a call
             self._broken = self._broken or f"rank {self.rank} gave up before"
+            raise
+        except BaseException as error:  # of this rank alone: nobody else could know
+            self._broken = self._broken or f"rank {self.rank} gave up before"
+            self._lines.give_up(f"{type(error).__name__}: {error}")
             raise
 
     def _lost(self, why: str) -> PeerLost:

@@ -28,7 +28,7 @@ from howdah.comm.handshake import CALLER, Door, Stranger, greet
 from howdah.comm.heartbeat import watch_link
 from howdah.comm.joining import ALL_CAME, LOOK, NAP, Ranks, all_came, told_to_all
 from howdah.comm.tcp import TcpTransport
-from howdah.comm.tcp_lines import UNREACHABLE
+from howdah.comm.tcp_line import UNREACHABLE
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 

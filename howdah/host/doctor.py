@@ -188,7 +188,7 @@ def judge_open_files(soft: int, hard: int) -> Finding:
     value = f"{words[0]}, can be raised to {words[1]}" if soft != hard else words[0]
     if soft < 0 or soft >= 1024:
         return Finding("open files", value)
-    lack = "a rank keeps a socket to every other rank: for many ranks raise it"
+    lack = "a rank keeps two sockets to every other rank of each group: for many ranks raise it"
     return Finding("open files", value, f"{lack} with ulimit -n 4096")
 
 

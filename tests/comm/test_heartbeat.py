@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
-from howdah.comm.heartbeat import ease, hang_up, keep_alive, open_sockets
+from howdah.comm.heartbeat import connections_at, ease, hang_up, keep_alive, open_sockets
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
 
@@ -58,11 +58,16 @@ def test_heartbeats_are_set_on_the_sockets_that_are_named(pair):
     assert options(other) == before
 
 
-def test_without_names_all_tcp_sockets_of_the_process_are_meant(pair):
-    with socket.socket(socket.AF_UNIX) as local, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-        assert keep_alive() >= 2
-        assert all(options(one) == OPTIONS for one in pair)
-        assert {name(local), name(datagrams)} <= open_sockets().keys()
+def test_connections_of_a_port_are_both_ends_and_no_others(pair):
+    """Not those of the program, to a database or a tracker, and none that listen or are local."""
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as strange,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        port = pair[0].getpeername()[1]
+        assert connections_at(port) == {name(one) for one in pair}
+        assert {name(listener), name(strange), name(local)} <= open_sockets().keys()
 
 
 def test_hanging_up_ends_both_sides_and_leaves_the_sockets_open(pair):
@@ -101,7 +106,7 @@ def test_a_default_timeout_of_the_program_changes_no_socket(pair):
     before = [os.get_blocking(end.fileno()) for end in pair]
     socket.setdefaulttimeout(5)
     try:
-        keep_alive()
+        keep_alive({name(end) for end in pair})
         ease(set())
     finally:
         socket.setdefaulttimeout(None)

@@ -493,6 +493,22 @@ def test_what_a_rank_has_sent_ahead_does_not_hide_why_it_gave_up(ranks, monkeypa
     assert one is None
 
 
+def test_what_ends_a_call_of_one_rank_alone_is_told_to_the_others(ranks, monkeypatch):
+    """They would wait for it until their own timeout."""
+    transports = ranks(2)
+
+    def fails(transport):
+        def full(*_):
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(transport._lines, "pump", full)
+        with pytest.raises(MemoryError):
+            transport.all_reduce(torch.ones(3))
+
+    zero, _ = everywhere(transports, lambda t: t.all_reduce(torch.ones(3)), fails)
+    assert str(zero).startswith("rank 1 gave up: MemoryError: no room, as rank 0 saw")
+
+
 def test_a_full_connection_has_room_for_a_last_word(ranks):
     """Else who leaves in good order behind a long message is taken for one that died."""
     one, other = ranks(2)
