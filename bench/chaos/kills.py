@@ -1,4 +1,4 @@
-"""A hundred kills at random moments: ten of one run each, one after another, on ten layouts.
+"""Kills at random moments: ten of one run, one after another, on each of twelve layouts.
 
 Half of the kills come after a step of that start, half at any moment from its first instruction on.
 After the tenth the run may finish, and must end with the bits of one that was left alone.

@@ -28,13 +28,15 @@ class Jobs:
     """The handle of several jobs; `note` is called when the last has ended."""
 
     def __init__(self, jobs: Sequence[Future[None]], note: Callable[[], None]) -> None:
-        self._jobs, self._left, self._note = jobs, len(jobs), note
+        self._jobs, self._left, self._note, self._turn = jobs, len(jobs), note, Lock()
         for job in jobs:
             job.add_done_callback(self._ended)
 
     def _ended(self, _: Future[None]) -> None:
-        self._left -= 1  # by several threads, so it may end late; only what is recorded needs it
-        if not self._left:
+        with self._turn:
+            self._left -= 1
+            last = not self._left
+        if last:
             self._note()
 
     def result(self) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.autograd.graph import saved_tensors_hooks
 
+from howdah.base.errors import Unfinished, UserError
 from howdah.comm.handle import Handle
 from howdah.host.scratch import Range
 from howdah.model.block import Block, BlockContext, BlockRun
@@ -119,30 +120,39 @@ class Shelf:
         self._free: dict[int, list[Tensor | Range]] = {}
 
     def take(self, size: int) -> Tensor | Range:
-        """Room for `size` bytes."""
+        """Room for `size` bytes: the smallest that is free and large enough, or a new one. What
+        experts keep has another size in every micro-batch.
+        """
         self.held += size
-        if free := self._free.get(size):
-            return free.pop()
+        enough = (length for length, free in self._free.items() if free and length >= size)
+        if length := min(enough, default=0):
+            return self._free[length].pop()
         if self.homes.layout.activations == "host":
             return self.homes.memory(size, torch.uint8)
-        return self.homes.scratch.allocate(size)
+        try:
+            return self.homes.scratch.allocate(size)
+        except UserError as error:  # it has filled since the run has started
+            raise Unfinished(f"{error}; the last checkpoint stands") from error
 
     def give(self, size: int, place: Tensor | Range) -> None:
         """Takes room back."""
         self.held -= size
-        self._free.setdefault(size, []).append(place)
+        length = place.length if isinstance(place, Range) else len(place)
+        self._free.setdefault(length, []).append(place)
 
     def evict(self, place: Tensor | Range, source: Tensor, *, of: str) -> Handle:
         """Starts to bring bytes of a block there."""
         if isinstance(place, Range):
-            return self.homes.evict_range("activations", place, source, of=of)
-        return self.homes.copy("activations", "evict", place, source, of=of)
+            part = place._replace(length=len(source))
+            return self.homes.evict_range("activations", part, source, of=of)
+        return self.homes.copy("activations", "evict", place[: len(source)], source, of=of)
 
     def fetch(self, out: Tensor, place: Tensor | Range, *, of: str) -> Handle:
         """Starts to bring bytes of a block back."""
         if isinstance(place, Range):
-            return self.homes.fetch_range("activations", place, out, of=of)
-        return self.homes.copy("activations", "fetch", out, place, of=of)
+            part = place._replace(length=len(out))
+            return self.homes.fetch_range("activations", part, out, of=of)
+        return self.homes.copy("activations", "fetch", out, place[: len(out)], of=of)
 
     def run(self, name: str, run: BlockRun, x: Tensor, context: BlockContext) -> Tensor:
         """Runs the block of a name, and moves what it keeps."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import DONE, Handle
+from howdah.comm.handle import DONE, Handle, Several
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import Mesh
@@ -223,8 +223,8 @@ class GradientSums:
         unit = self._units[self.sums[number].spans[0].unit]
         wait = partial(homes.wait, f"gradients of {unit.buffer.unit}")
         wait(self._handles[number])  # no more than one micro-batch's rows are on their way
-        for one in given:
-            self._handles[number] = homes.add_rows(unit, name, *one)
+        handles = [homes.add_rows(unit, name, *one) for one in given]
+        self._handles[number] = Several(handles) if handles else DONE
         return partial(wait, self._handles[number])
 
     def _start_packed(self, number: int) -> Complete:

@@ -26,7 +26,8 @@ Weights whose home is the host or the disk come the same way, also of a unit tha
 whole: the rank's own range is fetched into the window first, and what other ranks have follows
 (https://arxiv.org/abs/2104.07857). So a model trains that does not fit its device, unit by unit.
 On a GPU the host would have to wait for the fetch before it starts what follows, while the GPU has
-nothing to do; so it computes the unit before meanwhile, and the gather starts with the next unit.
+nothing to do; so it computes the unit before meanwhile, and the gather starts with the next unit,
+or in a wider window one unit earlier, beside computation.
 
 What is sent of a unit, and between which ranks, is said in `unit_messages.py`: its weights, or
 these in 8 bits; from all ranks, or from the second copy of a node.
@@ -183,13 +184,14 @@ class ShardedWeights:
         """Releases what is not used soon, starts to gather the units behind `unit`, and waits for
         `unit`.
         """
-        for whole in self._whole.values():  # what was fetched since the last unit
-            if isinstance(whole.handle, Later):
-                self._wait_for(unit, whole.fetch)
-                whole.handle.begin()
         before, stay = reversed(self._seen), staying(self._width)
         used = _distinct([unit, *before], stay) if self._kind not in self._orders else []
         soon = self._next(unit) if self._kind else [unit]
+        for name in soon[:2]:  # the next one as well, if its fetch began with an earlier unit
+            whole = self._whole.get(name)
+            if whole and isinstance(whole.handle, Later):
+                self._wait_for(name, whole.fetch)
+                whole.handle.begin()
         if not self._keep:
             self._release(used or soon[:stay])
         self._come([unit], needed=True)

@@ -6,13 +6,13 @@ that runs out of memory kills processes, and not always those that used it. A ma
 ranks than cores becomes very slow.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from howdah.base.errors import UserError, named, several
 from howdah.base.quantities import spell
 from howdah.plan.homes import homes, pool_problem
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
 from howdah.plan.support import unsupported
@@ -52,9 +52,9 @@ def refuse_too_large(plan: Plan, room: Room) -> None:
 
 def holds(plan: Plan, room: Room) -> bool:
     """Whether a machine can hold its ranks of `plan`: `lacks`, without a word."""
-    each = _takes(plan, on_host=not room.device)
-    there = room.device or (each if room.memory is None else room.memory // room.ranks)
-    return each <= there and room.ranks <= RANKS_PER_CORE * room.cores
+    fits = not room.device or _takes(plan, on_host=False) <= room.device
+    there = room.memory is None or _of_host(plan, room) <= room.memory
+    return fits and there and room.ranks <= RANKS_PER_CORE * room.cores
 
 
 def lacks(plan: Plan, room: Room) -> list[str]:
@@ -67,19 +67,51 @@ def lacks(plan: Plan, room: Room) -> list[str]:
         )
     each = _takes(plan, on_host=not room.device)
     if room.device and each > room.device:
-        problems.append(_too_little(plan, each, room.device, "its accelerator has"))
-    if not room.device and room.memory is not None and each * room.ranks > room.memory:
+        problems.append(_too_little(plan, room, each, room.device, "its accelerator has"))
+    if not room.device and room.memory is not None and _of_host(plan, room) > room.memory:
         ranks = "rank" if room.ranks == 1 else "ranks"
         where = f"this machine has free for {room.ranks} {ranks}"
-        problems.append(_too_little(plan, each, room.memory // room.ranks, where))
+        problems.append(_too_little(plan, room, each, room.memory // room.ranks, where))
     return [*problems, *_lacks_of_homes(plan, room)]
+
+
+def _of_host(plan: Plan, room: Room) -> int:
+    """Bytes of the host's memory that the ranks of a machine need; with accelerators those of homes,
+    which a save does not copy.
+    """
+    if not room.device:
+        return _together(plan, room, [_rank_bytes(plan, rank, on_host=True) for rank in _stages(plan)])
+    if "host" not in homes(plan.layout):
+        return 0
+    return _together(plan, room, [PROCESS + kept for kept in _kept(plan, "host")])
+
+
+def _kept(plan: Plan, home: Home) -> list[int]:
+    """Bytes that one rank of each stage keeps in a home."""
+    return [peak(memory(plan, rank, kernels_of(plan)), home) for rank in _stages(plan)]
+
+
+def _together(plan: Plan, room: Room, each: Sequence[int]) -> int:
+    """What all ranks of a machine need of that; of one that has some of the ranks alone, as if all
+    of them were of the fullest stage.
+    """
+    if room.ranks == plan.layout.world:
+        return room.ranks * sum(each) // len(each)
+    return room.ranks * max(each)
 
 
 def _lacks_of_homes(plan: Plan, room: Room) -> Iterator[str]:
     """Yields why the homes of a layout are too small: the pool of buffers, or the disk."""
     ranks = _stages(plan)
     yield from list(filter(None, (pool_problem(plan, rank) for rank in ranks)))[:1]
-    need = room.ranks * max(peak(memory(plan, rank, kernels_of(plan)), "disk") for rank in ranks)
+    need = _of_host(plan, room) if room.device else 0
+    if room.memory is not None and need > room.memory:
+        yield (
+            f"{plan.layout} keeps {spell(need, 'bytes')} in the memory of this host, which has "
+            f"{spell(room.memory, 'bytes')} free, {spell(need - room.memory, 'bytes')} too little; "
+            "use the disk for a part (optimizer=disk), or more hosts"
+        )
+    need = _together(plan, room, _kept(plan, "disk"))
     if room.disk is not None and need > room.disk:
         yield (
             f"{plan.layout} keeps {spell(need, 'bytes')} on the disk of "
@@ -126,25 +158,25 @@ def _copied(held: list[Held]) -> int:
     return sum(one.bytes for one in held if one.component in SAVED and one.home != "disk")
 
 
-def _too_little(plan: Plan, each: int, there: int, where: str) -> str:
+def _too_little(plan: Plan, room: Room, each: int, there: int, where: str) -> str:
     return (
         f"{plan.layout} takes about {spell(each, 'bytes')} a rank{_at_home(plan)}, and {where} "
         f"{spell(there, 'bytes')} each, {spell(each - there, 'bytes')} too little; "
-        f"{_what_would(plan, each, there)}"
+        f"{_what_would(plan, room, each, there)}"
     )
 
 
 def _at_home(plan: Plan) -> str:
     """What of it the host is the home of, where it is the home of anything."""
-    held = (memory(plan, rank, kernels_of(plan)) for rank in _stages(plan))
-    kept = 0 if "host" not in homes(plan.layout) else max(peak(rows, "host") for rows in held)
+    kept = max(_kept(plan, "host")) if "host" in homes(plan.layout) else 0
     return f", {spell(kept, 'bytes')} of it in its home on the host" if kept else ""
 
 
-def _what_would(plan: Plan, each: int, there: int) -> str:
-    other = closest(plan, max(there - PROCESS, 0) / 2)  # half: a save copies most of it
+def _what_would(plan: Plan, room: Room, each: int, there: int) -> str:
+    most = room.device or max(there - PROCESS, 0) / 2  # half: a save copies most of it
+    other = closest(plan, most, lambda one: room.device and not holds(one, room))
     fits = _with_batch(plan, other) if other else None
-    if fits and _takes(fits, on_host=True) <= there:
+    if fits and holds(fits, room):
         return f"layout='{fits.layout}' would fit"
     fitting = parameters(plan.shape).total * max(there - PROCESS, 0) / each / 1e6
     if fitting < 1:

@@ -102,6 +102,14 @@ def test_moves_of_a_gpu_that_are_late_equal_one_device(workers, words):
         prove(case, Broken(workers, late_card))
 
 
+@pytest.mark.parametrize("window", [3, 5])
+def test_a_wider_window_of_a_gpu_is_right_too(workers, window):
+    """Gathers begin a unit early there, and fetches several."""
+    case = case_of(f"dp2 zero3 x2 {HOST}", form="laptop")
+    with patch.object(planned, "ROOM", PIECE):
+        prove(replace(case, device="cuda", window=window), Broken(workers, late_card))
+
+
 @pytest.mark.parametrize("precision", ["float64", "bf16"])
 def test_what_rows_are_added_through_is_counted(workers, precision):
     words = "single x2 weights=host gradients=host optimizer=disk"

@@ -320,6 +320,36 @@ def test_activations_leave_and_come_back_and_their_room_is_used_again(place, hom
     assert shelf.held == 0 and after == room > 0
 
 
+@pytest.mark.parametrize("home", ["host", "disk"])
+def test_room_is_used_again_for_what_has_another_size_each_time(place, home):
+    """As what experts keep, of which other tokens arrive in every micro-batch."""
+    context = place(planned(f"single x2 activations={home}"))
+    shelf = context.placed.executor.shelf
+    for size in (9000, 5000, 8999, 1):
+        data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+        room, out = shelf.take(size), torch.zeros_like(data)
+        shelf.evict(room, data, of="a block").result()
+        shelf.fetch(out, room, of="a block").result()
+        shelf.give(size, room)
+        assert torch.equal(out, data)
+    assert [len(free) for free in shelf._free.values()] == [1] and shelf.held == 0
+    small, large = shelf.take(10), shelf.take(9001)
+    shelf.give(9001, large)
+    shelf.give(10, small)
+    assert len(shelf._free) == 2
+
+
+def test_a_disk_that_has_filled_since_the_start_ends_the_run_and_no_checkpoint(place, monkeypatch):
+    context = place(planned("single x2 activations=disk", form="laptop"))
+
+    def full(*_):
+        raise UserError("the disk has no room")
+
+    monkeypatch.setattr(Scratch, "allocate", full)
+    with pytest.raises(Unfinished, match="no room; the last checkpoint stands"):
+        steps(context, 1)
+
+
 def fails(*_, **__):
     raise Unfinished("it failed on its way")
 

@@ -9,8 +9,10 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
-from howdah.search.capacity import Room, lacks
+from howdah.search.capacity import Room, holds, lacks
 from howdah.shapes.presets import preset
+from howdah.sim.kernels import kernels_of
+from howdah.sim.memory import memory, peak
 
 LARGE = Room(memory=10**13, cores=8, ranks=2)
 
@@ -94,3 +96,36 @@ def test_homes_without_room_are_told_with_what_is_missing():
     assert re.search(r" each, [\d.]+ GB too little; ", sentence)
     (sentence,) = lacks(plan("dp2 x1"), replace(LARGE, memory=2 * states))
     assert "home" not in sentence
+
+
+def test_an_accelerator_whose_host_is_too_small_for_homes_is_refused():
+    """llama3-8b in float32: 16 bytes a parameter are at home on the host, and lock its pages."""
+    away = plan("single weights=host gradients=host optimizer=host x1", "llama3-8b")
+    card = Room(memory=150 * 10**9, cores=8, ranks=1, device=80 * 10**9)
+    assert lacks(away, card) == [] and holds(away, card)
+    small = replace(card, memory=64 * 10**9)
+    (sentence,) = lacks(away, small)
+    assert not holds(away, small)
+    assert " in the memory of this host, which has 64 GB free, " in sentence
+    assert sentence.endswith("use the disk for a part (optimizer=disk), or more hosts")
+    assert lacks(away, replace(card, memory=None)) == []
+
+
+def test_homes_that_make_a_model_fit_an_accelerator_are_named_where_the_host_has_room():
+    card = Room(memory=200 * 10**9, cores=8, ranks=1, device=40 * 10**9)
+    (sentence,) = lacks(plan("single x1", "llama3-8b"), card)
+    hint = plan(sentence.split("'")[-2], "llama3-8b")
+    assert sentence.endswith("' would fit") and "=host" in sentence
+    assert lacks(hint, card) == []
+    (sentence,) = lacks(plan("single x1", "llama3-8b"), replace(card, memory=10**9))
+    assert sentence.endswith("million parameters would fit")
+
+
+def test_stages_of_unequal_size_need_their_sum():
+    """Two layers and ten: the second stage alone has most of the states."""
+    away = plan("pp2 x2 stages=2,10 optimizer=disk")
+    both = [peak(memory(away, rank, kernels_of(away)), "disk") for rank in range(2)]
+    assert lacks(away, replace(LARGE, disk=sum(both))) == []
+    assert len(lacks(away, replace(LARGE, disk=sum(both) - 1))) == 1
+    assert len(lacks(away, replace(LARGE, ranks=1, disk=max(both) - 1))) == 1
+    assert 2 * max(both) > sum(both)
