@@ -16,6 +16,7 @@ from typing import Any
 from box import OWN, Box
 
 CACHE = "/tmp/cache"  # what howdah keeps on a host of the box, by intention
+MEANT = ("going", "done", "lost")
 PATIENCE = 120.0  # seconds for anything: more than any of them takes
 
 RANK = """
@@ -114,14 +115,14 @@ class Ranks:
             lines.put((monotonic(), line.strip()))
         lines.put((monotonic(), ""))
 
-    def hear(self, rank: int) -> str:
-        """The next line of a rank that means something."""
-        return self.heard(rank)[1]
+    def hear(self, rank: int, *words: str) -> str:
+        """The next line of a rank that means something, or begins with one of `words`."""
+        return self.heard(rank, *words)[1]
 
-    def heard(self, rank: int) -> tuple[float, str]:
+    def heard(self, rank: int, *words: str) -> tuple[float, str]:
         """When that was said, too, by this process's clock."""
         while (found := self.lines[rank].get(timeout=PATIENCE))[1]:
-            if found[1].startswith(("going", "done", "lost")):
+            if found[1].startswith(words or MEANT):
                 return found
         raise AssertionError(f"rank {rank} ended and said nothing")
 

@@ -63,10 +63,12 @@ class Fault:
 
 
 ENDED = r"(\(process \d+\) )?(ended|died|left|does not answer|gave up|has not been heard of)"
+# by the pulse, by a neighbour on its host, or by its peers' limits
+STOPPED = r"(has not been heard of|does not answer|was silent|\(process \d+\) is stopped)"
 FAULTS = (
     Fault("a process is killed", 0.1, 20, ENDED),
     Fault("a host is gone, its network with it", 30.0, 2, ENDED),
-    Fault("a process is stopped", 30.0, 2, r"(has not been heard of|does not answer|was silent)"),
+    Fault("a process is stopped", 30.0, 2, STOPPED),
     Fault("a cable is cut", 30.0, 2, ENDED),
     Fault("a cable is cut in one direction", 30.0, 2, ENDED),
     Fault("a process is killed while its cable is out", 30.0, 2, ENDED),

@@ -75,7 +75,7 @@ class Direct(OneLink, ABC):
         self._checks = Checks(rank, size)
         self._closed = self._gave_up = False
         self._why = ""  # the reason of an abort that came from the pulse
-        self.cause: Callable[[], str] = lambda: ""  # asks the pulse who was lost first
+        self.cause: Callable[[str], str] = str  # who was lost first, by the pulse, or as was seen
         self.pulse: Pulse | None = None  # of all ranks; closed with this transport
         self._said = ""  # the running call, and the line that made it
         self.record_bytes = 0  # bytes of records sent, besides the payload

@@ -14,8 +14,9 @@ would wait for it forever. So each rank counts in the launcher's store, and watc
 A check takes three short requests per rank, for any number of ranks. It runs on a thread, so a rank
 may compute for any time. Time in which this process was itself suspended does not count.
 
-Who is told so ends its connections, perhaps in the middle of a frame, where it cannot say why. So a
-rank whose peer has ended a connection asks for a check at once (`cause`) before it names that peer.
+Who has lost a rank ends its connections, perhaps in the middle of a frame, where it cannot say why.
+So it writes down whom it has lost before it ends them, if nobody has yet, and names who was written
+down first (`cause`): a rank whose peer has ended a connection names the one that the peer has lost.
 Rank 0, or its launcher, keeps the store: its thread stays until all others have read who was lost.
 
 A request of a store whose process is stopped never ends. So a second thread looks whether the first
@@ -24,7 +25,7 @@ one still beats; where it does not, and rank 0 keeps the store, rank 0 is lost.
 
 from collections.abc import Container
 from contextlib import suppress
-from threading import Condition, Thread, main_thread
+from threading import Condition, Thread, current_thread, main_thread
 from time import sleep
 from typing import Protocol
 from weakref import WeakSet
@@ -71,6 +72,7 @@ class Pulse:
         self._told: WeakSet[Loser] = WeakSet()
         self._heard, self._silence = -1, Patience(SILENT, every=EVERY)
         self._lost, self._eased = "", set[str]()
+        self._saw, self._first = "", ""  # whom this rank has lost; who was written down first
         self._turn, self._closed = Condition(), False
         self._asked = self._answered = 0  # checks that were asked for
         self._links, self._kept, self._beats = links, kept, 0
@@ -96,15 +98,19 @@ class Pulse:
         if self._lost:
             raise PeerLost(self._lost)
 
-    def cause(self) -> str:
-        """The sentence that names a lost rank, if any rank has told one by now; else ""."""
+    def cause(self, saw: str) -> str:
+        """The sentence that names who was lost first: `saw`, of what this rank has seen, unless any
+        rank has told one before.
+        """
         with self._turn:
-            if not self._lost and self._thread.is_alive():
+            asks = not self._lost and self._thread.is_alive()
+            if asks and current_thread() is not self._thread:
+                self._saw = self._saw or saw
                 self._asked += 1
                 mine = self._asked
                 self._turn.notify_all()
                 self._turn.wait_for(lambda: self._answered >= mine, ANSWER)
-        return self._lost
+        return self._lost or self._first or saw
 
     def look(self) -> str:
         """Counts once and checks once; returns a sentence that names a lost rank, or ""."""
@@ -112,6 +118,9 @@ class Pulse:
         if self._store.check(["lost"]):
             self._lost = str(self._store.get("lost").decode(errors="replace"))
             return self._lost
+        if self._saw:
+            first = self._store.compare_set("first", "", self._saw)
+            self._first = first.decode(errors="replace")
         number = self._store.add(f"pulse/{self._next}", 0)
         left = number >= LEFT
         if left:  # it watches nobody any more; this rank's own number, if all have left, grows

@@ -14,6 +14,7 @@ round that was cut cannot be told from one that was done. A frame that is damage
 too, and names who sent it; what it brought is used nowhere.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from howdah.comm.flow import Flows
 from howdah.comm.frames import FIELDS, FrameError
 from howdah.comm.segments import SEGMENT, Last, Segment, segments
 from howdah.comm.signature import CALL, RECORD, Disagreement, agree, disagreement
+from howdah.comm.slow_links import SlowLinks
 from howdah.comm.tcp_line import Lost
 from howdah.comm.tcp_lines import Lines
 from howdah.comm.transport import PeerLost, gave_up
@@ -46,6 +48,7 @@ class TcpTransport(Direct):
         """lines  connected sockets with each peer, in the order of their numbers"""
         super().__init__(rank, size)
         self._seconds, self._lines = seconds, Lines(lines, seconds=seconds)
+        self._slow = SlowLinks(rank, lines)
         self._broken = ""  # why no call is possible any more
         self._unheard = set[int]()  # peers whose calls are not compared yet
         self._dealt = Counter[tuple[int, bool]]()  # frames of this call, by peer and direction
@@ -56,8 +59,7 @@ class TcpTransport(Direct):
         try:
             self._flow(spelled, flows)
         except Lost as lost:
-            why = f"{lost}, as rank {self.rank} saw"
-            raise self._lost(why if self._gave_up else self.cause() or why) from None
+            raise self._lost(f"{lost}, as rank {self.rank} saw") from None
         except FrameError as error:
             raise self._lost(f"{error}, as rank {self.rank} saw") from None
         except TimeoutError as error:
@@ -72,12 +74,16 @@ class TcpTransport(Direct):
             raise
         except BaseException as error:  # of this rank alone: nobody else could know
             self._broken = self._broken or f"rank {self.rank} gave up before"
-            self._lines.give_up(f"{type(error).__name__}: {error}")
+            told = f"{type(error).__name__}: {error}"
+            self.cause(f"rank {self.rank} gave up: {told}")
+            self._lines.give_up(told)
             raise
 
     def _lost(self, why: str) -> PeerLost:
         if self._gave_up:
             why = self._why or gave_up(self.rank)
+        else:
+            why = self.cause(why)
         self._broken = why
         self._lines.give_up(why)
         return PeerLost(f"{why}; this rank called {self._said}")
@@ -107,6 +113,8 @@ class TcpTransport(Direct):
 
         work.run(start, wait)
         self._lines.pump()
+        for sentence in self._slow.look():
+            logging.getLogger("howdah").warning("%s", sentence)
 
     def _expect_call(self, calls: Spelled, peer: int, work: Flows) -> None:
         """Expects the call of a peer; the rest of its first message when the calls agree."""
@@ -146,6 +154,7 @@ class TcpTransport(Direct):
         if not self._closed:
             self._gave_up = True
             if why:
+                self.cause(f"rank {self.rank} gave up: {why}")
                 self._lines.give_up(why)
             self._lines.hang_up()
 

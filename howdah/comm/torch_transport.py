@@ -171,7 +171,7 @@ class TorchTransport(Direct):
             lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
         else:
             ended = f"rank {peer} ended, or its link is down, as rank {self.rank} saw"
-            lost = self.cause() or ended
+            lost = self.cause(ended)
         return PeerLost(f"{lost}; this rank called {self._said}")
 
 

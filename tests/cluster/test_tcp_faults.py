@@ -122,6 +122,22 @@ def test_a_link_that_is_slow_changes_no_bit(ranks):
         assert made.finish() > 0
 
 
+def test_a_slow_link_of_four_hosts_is_named_by_the_rank_that_sends_on_it(ranks):
+    """What host1 sends to host3 alone is slow; the run goes on."""
+    with ranks(hosts=4, elements=1 << 21) as made:
+        for line in (
+            "qdisc replace dev eth0 root handle 1: htb default 1",
+            "class add dev eth0 parent 1: classid 1:1 htb rate 1gbit burst 128k",
+            "class add dev eth0 parent 1: classid 1:2 htb rate 50mbit burst 32k",
+            "filter add dev eth0 parent 1: protocol ip u32 match ip dst 10.77.0.4/32 flowid 1:2",
+        ):
+            made.box.tc(1, line)
+        said = made.hear(1, "the link")
+        print(said)
+        assert said.startswith("the link between ranks 1 and 3 has delivered ")
+        assert made.finish() > 0
+
+
 def test_each_byte_crosses_a_card_once(ranks):
     """2 hosts of 2 ranks: an all-reduce of n bytes sends n from each card; n, not 1.5 or 3."""
     elements = 1 << 20

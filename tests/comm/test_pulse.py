@@ -119,12 +119,25 @@ def test_who_sees_a_connection_end_asks_for_the_cause_at_once(monkeypatch):
     monkeypatch.setattr(pulse, "EVERY", 600)
     monkeypatch.setattr(pulse, "ANSWER", 600)
     one, other = pulses(2)
-    assert one.cause() == "", "it does not run yet"
+    assert one.cause("rank 3 ended") == "rank 3 ended", "it does not run yet"
     one.start()
-    assert one.cause() == one.cause() == ""
     other._store.set("lost", "rank 2 is stopped")
-    assert one.cause() == one.cause() == "rank 2 is stopped"
+    assert one.cause("rank 3 ended") == one.cause("rank 4 ended") == "rank 2 is stopped"
     one._thread.join()
+
+
+def test_all_name_who_was_lost_first(monkeypatch):
+    """Rank 1 has lost rank 2, and ends in the middle of a frame: rank 0 sees no more than that."""
+    monkeypatch.setattr(pulse, "EVERY", 600)
+    monkeypatch.setattr(pulse, "ANSWER", 600)
+    zero, one = pulses(2)
+    for each in (zero, one):
+        each.start()
+    assert one.cause("rank 2 died, as rank 1 saw") == "rank 2 died, as rank 1 saw"
+    assert zero.cause("rank 1 ended, as rank 0 saw") == "rank 2 died, as rank 1 saw"
+    assert zero._lost == "", "whether others still can go on is theirs to find"
+    for each in (zero, one):
+        each.close()
 
 
 def test_no_free_descriptor_does_not_end_the_thread(monkeypatch):
@@ -137,7 +150,7 @@ def test_no_free_descriptor_does_not_end_the_thread(monkeypatch):
     monkeypatch.setattr(pulse, "ease", none_free)
     one, _ = pulses(2)
     one.start()
-    assert one.cause() == one.cause() == ""
+    assert one.cause("rank 1 ended") == one.cause("rank 7 ended") == "rank 1 ended"
     assert one._thread.is_alive()
     one.close()
 
@@ -204,7 +217,8 @@ def test_a_store_that_has_gone_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(Pulse, "look", gone)
     (one, _) = pulses(2)
     one.start()
-    assert one.cause() == one.cause() == ""
+    assert one.cause("rank 1 ended") == "rank 1 ended"
+    assert one.cause("rank 7 ended") == "rank 7 ended"
 
 
 def test_transports_are_told_once_and_not_kept(monkeypatch):
