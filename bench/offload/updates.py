@@ -18,7 +18,7 @@ Update = Callable[[], object]
 def howdah_update(n: int) -> Update:
     master, gradient, first, second = (torch.rand(n) for _ in range(4))
     turns = InTurns(Optimizer(), [(True, 1.0)])
-    turn = Turn(True, master, gradient, {"exp_avg": first, "exp_avg_sq": second})
+    turn = Turn((True, 1.0), master, gradient, {"exp_avg": first, "exp_avg_sq": second})
     return lambda: turns.step([turn])
 
 

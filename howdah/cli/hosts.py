@@ -19,7 +19,6 @@ from howdah.plan.layout import parse_layout, resolve
 from howdah.sim.chosen import settled_comm, shapes_in
 from howdah.sim.selector import is_auto
 
-
 WAIT = 60.0  # seconds that a measurement waits for ranks that do not come
 
 

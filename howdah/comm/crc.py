@@ -32,7 +32,7 @@ def _folder() -> Callable[[int, int, int], int] | None:
     """The library's function; None: there is none that this processor can run."""
     library = library_if_there()
     folds = getattr(library, "howdah_folds", None)  # what was installed before has none
-    if folds is None or not folds():
+    if library is None or folds is None or not folds():
         return None
     fold = library.howdah_crc32
     fold.restype, fold.argtypes = c_uint32, (c_uint32, c_void_p, c_uint64)

@@ -80,10 +80,7 @@ class TcpTransport(Direct):
             raise
 
     def _lost(self, why: str) -> PeerLost:
-        if self._gave_up:
-            why = self._why or gave_up(self.rank)
-        else:
-            why = self.cause(why)
+        why = (self._why or gave_up(self.rank)) if self._gave_up else self.cause(why)
         self._broken = why
         self._lines.give_up(why)
         return PeerLost(f"{why}; this rank called {self._said}")
@@ -113,7 +110,7 @@ class TcpTransport(Direct):
 
         work.run(start, wait)
         self._lines.pump()
-        for sentence in self._slow.look():
+        for sentence in self._slow.look(self._lines.long):
             logging.getLogger("howdah").warning("%s", sentence)
 
     def _expect_call(self, calls: Spelled, peer: int, work: Flows) -> None:

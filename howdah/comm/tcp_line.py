@@ -184,8 +184,8 @@ class Line:
             self.failed = self.failed or error
 
     def close_here(self) -> None:
-        """Closes the descriptor of this process alone: a child that was forked holds another one, by
-        which the connection would outlive the rank.
+        """Closes the descriptor of this process alone: a child that was forked holds another one,
+        by which the connection would outlive the rank.
         """
         if (number := self.sock.detach()) >= 0:
             os.close(number)

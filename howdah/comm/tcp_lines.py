@@ -14,6 +14,7 @@ first turn comes along with the CALL (`flow.WITH_CALL`). `tcp_line.py` says what
 import os
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
@@ -22,6 +23,7 @@ from weakref import ref
 from howdah.comm.frames import FrameError
 from howdah.comm.segments import BYE, GAVE_UP, Segment
 from howdah.comm.signature import Disagreement
+from howdah.comm.slow_links import LONG
 from howdah.comm.tcp_line import Line, Lost
 from howdah.comm.watch import Patience
 
@@ -35,6 +37,7 @@ class Lines:
     """All lines of a rank.
 
     by_peer  the lines with each peer, in the order of their numbers
+    long     bytes of long messages to each peer so far
     seconds  after which a peer counts as lost that sends nothing while it is waited for
     """
 
@@ -43,7 +46,7 @@ class Lines:
             peer: [Line(sock, peer) for sock in socks] for peer, socks in by_peer.items()
         }
         self._all = [line for lines in self.by_peer.values() for line in lines]
-        self._seconds = seconds
+        self._seconds, self.long = seconds, Counter[int]()
         self._of = {line.sock.fileno(): line for line in self._all}
         self._poll, self._wanted = select.poll(), dict[int, int]()
         os.register_at_fork(after_in_child=partial(_forked, ref(self)))
@@ -53,6 +56,8 @@ class Lines:
         lines = self.by_peer[peer]
         for number, segment in enumerate(found):
             lines[number % len(lines)].out.append(segment)
+        size = sum(part.nbytes for segment in found for part in segment.buffers)
+        self.long[peer] += size * (size >= LONG)
 
     def expect(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
         """Expects frames of a peer, dealt alike; `first` is the number of the first of them."""

@@ -8,8 +8,8 @@
 So a weight is off by half a scale at most, and what a block is rounded to depends on nothing but
 the block (Wang et al. 2023, https://arxiv.org/abs/2306.10209, section 3.1).
 
-On a CPU the engine's library does it in one pass over memory where it is there (`comm/engine_blocks.h`): the
-same bits as by torch's operations, of which each is a pass.
+On a CPU the engine's library does it in one pass over memory where it is there
+(`comm/engine_blocks.h`): the same bits as by torch's operations, of which each is a pass.
 """
 
 from ctypes import CDLL, c_int, c_uint64, c_void_p

@@ -76,11 +76,13 @@ def lacks(plan: Plan, room: Room) -> list[str]:
 
 
 def _of_host(plan: Plan, room: Room) -> int:
-    """Bytes of the host's memory that the ranks of a machine need; with accelerators those of homes,
-    which a save does not copy.
+    """Bytes of the host's memory that the ranks of a machine need; with accelerators those of
+    homes, which a save does not copy.
     """
     if not room.device:
-        return _together(plan, room, [_rank_bytes(plan, rank, on_host=True) for rank in _stages(plan)])
+        return _together(
+            plan, room, [_rank_bytes(plan, rank, on_host=True) for rank in _stages(plan)]
+        )
     if "host" not in homes(plan.layout):
         return 0
     return _together(plan, room, [PROCESS + kept for kept in _kept(plan, "host")])

@@ -174,8 +174,8 @@ class MessageTimes:
     def _path(
         self, label: str, ranks: Sequence[int], pattern: Pattern | None = None
     ) -> tuple[float, float]:
-        """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis; without
-        a pattern that of collectives.
+        """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis;
+        without a pattern that of collectives.
         """
         key = *_places(self._plan, label, ranks), pattern
         if key not in self._paths:

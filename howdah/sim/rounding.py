@@ -10,14 +10,13 @@ from howdah.plan.gather_order import units_at
 from howdah.plan.plan import Plan
 from howdah.plan.quantised import hops, message_bytes
 from howdah.plan.sharding import local_buffers, shard_axes
-from howdah.plan.sums import keeps_shares
 from howdah.shapes.part import Part
 from howdah.shapes.weights import FROZEN
 
 
 def rounded(plan: Plan, rank: int, part: Part) -> tuple[float, float]:
     """Bytes of one pass of a part, forward and backward, for one micro-batch (and token slice)."""
-    if not plan.in_blocks or plan.layout.zero < 2:  # noqa: PLR2004
+    if not plan.in_blocks or plan.layout.zero < 2:
         return 0.0, 0.0
     units, restored, summed = {*units_at(plan, part)}, 0.0, 0.0
     for buffer in local_buffers(plan, rank):
@@ -27,8 +26,7 @@ def rounded(plan: Plan, rank: int, part: Part) -> tuple[float, float]:
         if ranks > 1 and plan.quantised:
             restored += _restored(plan, buffer, ranks)
         if ranks > 1 and buffer.trains and plan.method.gradient_dtype == "int4":
-            once = 1 if keeps_shares(plan, buffer.unit) else plan.micros
-            summed += _summed(plan, buffer, ranks) / once
+            summed += _summed(plan, buffer, ranks)
     back = restored * (part not in plan.marks.still)
     if plan.layout.release == "step":
         restored, back = restored / plan.micros, 0.0

@@ -134,7 +134,7 @@ def test_a_slow_link_of_four_hosts_is_named_by_the_rank_that_sends_on_it(ranks):
             made.box.tc(1, line)
         said = made.hear(1, "the link")
         print(said)
-        assert said.startswith("the link between ranks 1 and 3 has delivered ")
+        assert said.startswith("the link from rank 1 to rank 3 delivers ")
         assert made.finish() > 0
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from howdah.comm import crc
+from howdah.comm import crc, engine_abi
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.crc import SHORT, crc32
 from howdah.comm.settings import Settings, read_settings
@@ -60,7 +60,7 @@ def test_without_a_library_zlib_computes(monkeypatch, tmp_path):
     settings = Settings(("cc",), tmp_path)
     with pytest.raises(NoCompiler):
         engine_library(settings, build=False)
-    monkeypatch.setattr(crc, "read_settings", lambda: settings)
+    monkeypatch.setattr(engine_abi, "read_settings", lambda: settings)
     crc._folder.cache_clear()
     assert crc._folder() is None and crc32(MEMORY) == zlib.crc32(MEMORY)
     assert not any(tmp_path.iterdir())
