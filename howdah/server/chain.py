@@ -65,7 +65,7 @@ class Chain:
         self._changed = Condition()
         self._outbox: Outbox | None = None
         self._frames: Frames | None = None
-        self._closed = False
+        self._closed = self._follows = False
         self._thread: Thread | None = None
         self.seq = self.has = 0
         self.told: Callable[[int], None] = lambda number: None
@@ -73,17 +73,25 @@ class Chain:
         self._patience = _patience()  # from the first deed that it lacks on, or from the last seen
 
     def follow(self, behind: Sequence[Address]) -> None:
-        """Begins to copy to the replicas behind, the next one first."""
-        self._behind = [*behind]
+        """Begins to copy to the replicas behind, the next one first. What was recorded before is
+        copied, too, or confirmed where there are none.
+        """
+        with self._changed:
+            self._behind, self._follows = [*behind], True
+            if not behind:
+                self._kept.clear()
+                self.has = self.seq
         if behind:
             self._thread = Thread(target=self._run, daemon=True, name="chain")
             self._thread.start()
+        elif self.has:
+            self.told(self.has)
 
     def record(self, deed: Deed, term: Term | None) -> None:
         """Takes a deed. Its gradient must not be changed any more."""
         with self._changed:
             self.seq += 1
-            if self._behind:
+            if self._behind or not self._follows:
                 self._patience = self._patience if self._kept else _patience()
                 self._kept.append((self.seq, deed, term))
                 self._post(self.seq, deed, term)

@@ -153,7 +153,7 @@ class Clocks:
         if not 0 <= incarnation < INCARNATIONS:
             raise Refused(f"{incarnation} is no incarnation")
         old = self.members[worker]
-        done = old.done
+        done = [self._made(worker, key) for key in range(self.keys)]
         if incarnation and incarnation <= old.incarnation:
             raise Refused(f"incarnation {incarnation} of worker {worker} is over")
         if old.incarnation and self.sync.kind != "asp":
@@ -162,8 +162,14 @@ class Clocks:
             done = [max(clock, least) for clock in done]
         incarnation = incarnation or old.incarnation + 1
         self.members[worker] = Member(incarnation, True, list(done), list(self.versions))
-        self._forget(worker)
+        if not old.bye:  # what one has pushed that has finished stays
+            self._forget(worker, old.incarnation)
         return incarnation, min(done)
+
+    def _made(self, worker: int, key: int) -> int:
+        """The steps of a place of which a key's updates are applied, or stay in their round."""
+        one, waits = self.members[worker], self._rounds[key].get(worker)
+        return max(one.done[key], waits.clock + 1) if one.bye and waits else one.done[key]
 
     def _least(self, worker: int) -> int:
         """The clock at which a place goes on at least."""
@@ -197,12 +203,13 @@ class Clocks:
             return []  # its successor has the place
         one.live, one.bye = False, finished
         if not finished:
-            self._forget(worker)
+            self._forget(worker, incarnation)
         return [together for key in range(self.keys) for together in self._complete(key)]
 
-    def _forget(self, worker: int) -> None:
+    def _forget(self, worker: int, incarnation: int) -> None:
         for awaited in self._rounds:
-            awaited.pop(worker, None)
+            if worker in awaited and awaited[worker].incarnation == incarnation:
+                del awaited[worker]
 
     # -- pushes
 
@@ -239,7 +246,8 @@ class Clocks:
     def _applied(self, key: int, together: list[Update]) -> Round:
         lags = [self.versions[key] - self.members[one.worker].pulled[key] for one in together]
         for update, lag in zip(together, lags, strict=True):
-            self.members[update.worker].expect(key, update.clock + 1)
+            member = self.members[update.worker]  # or its successor, which may be further
+            member.expect(key, max(member.done[key], update.clock + 1))
             self.ages[update.worker][lag] += 1
         self.versions[key] += 1
         return Round(tuple(together), max(lags))

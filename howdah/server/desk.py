@@ -89,6 +89,11 @@ class Desk:
         """The pulls that wait, the most urgent first."""
         return self._among([*self._wishes])
 
+    @property
+    def waiting(self) -> int:
+        """How many pulls wait. Any thread may ask, while another one answers them."""
+        return sum(map(len, [*self._wishes.values()]))
+
     def push(self, update: Update, term: Term) -> bool:
         """Takes an update; whether it was new. Raises Refused."""
         repeated = self.clocks.repeated
@@ -112,9 +117,10 @@ class Desk:
 
     def join(self, worker: int, incarnation: int = 0) -> tuple[int, int]:
         """A process takes a place; see `Clocks.join`. What its predecessor wanted is forgotten."""
+        old = self.clocks.members.get(worker)
         found = self.clocks.join(worker, incarnation)
         self.record(Deed(JOIN, worker, incarnation), None)
-        self._forget(worker)
+        self._forget(worker, terms=old is not None and not old.bye and old.incarnation)
         self.after(None)
         return found
 
@@ -137,7 +143,7 @@ class Desk:
         one = self.clocks.members.get(worker)
         if one and one.live and one.incarnation == incarnation:
             self.record(Deed(BYE if finished else GONE, worker, incarnation), None)
-            self._forget(worker, terms=not finished)
+            self._forget(worker, terms=not finished and incarnation)
             self._apply(self.clocks.leave(worker, incarnation, finished=finished))
             self.after(None)
 
@@ -204,10 +210,18 @@ class Desk:
         if rounds:  # only now the weights are those of the clocks
             self.after(max(one.updates[0].clock for one in rounds))
 
-    def _forget(self, worker: int, *, terms: bool = True) -> None:
-        """Forgets what a worker wants; others may be answered without it."""
+    def _forget(self, worker: int, *, terms: int) -> None:
+        """Forgets what a worker wants; others may be answered without it.
+
+        terms  the incarnation whose terms are forgotten, too; 0: none, for it left in good order
+        """
         for waiting in self._wishes.values():
             waiting.pop(worker, None)
         self._looks |= {*self._wishes}
         if terms:
-            self._terms = {one: term for one, term in self._terms.items() if one.worker != worker}
+            over = worker, terms
+            self._terms = {
+                one: term
+                for one, term in self._terms.items()
+                if (one.worker, one.incarnation) != over
+            }

@@ -89,7 +89,7 @@ class Guest:
     def turn_away(self, why: str) -> None:
         """Tells it why it is refused, and ends its connection when it has read that."""
         with suppress(FrameError, OSError):
-            self.frames.send(REFUSED, why.encode()[:TOLD])
+            self.frames.send(REFUSED, why.encode(errors="replace")[:TOLD])
             self.frames.sock.shutdown(socket.SHUT_WR)
             self.frames.receive()
         self.frames.close()

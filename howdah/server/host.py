@@ -106,7 +106,7 @@ class Host:
         self._lock = Lock()
         self._guests: dict[tuple[int, int], Guest] = {}  # by place, and rank of a worker
         self._open: list[tuple[Thread, Guest]] = []  # who has joined, and who has not yet
-        self._lost: dict[tuple[int, int], tuple[int, float]] = {}  # its incarnation, and when
+        self._lost: dict[tuple[int, int], tuple[int, float]] = {}  # its incarnation, and until when
         self.counts: Counter[str] = Counter()
         self.recent: deque[Call] = deque(maxlen=RECENT)
         self._moments = Moments(self._record)
@@ -125,8 +125,8 @@ class Host:
         for sock, hello in self._door.look(seconds):
             self._let_in(sock, hello)
         with self._lock:
-            for (place, _), (incarnation, since) in [*self._lost.items()]:
-                if monotonic() - since >= self._grace and self._send_off(place):
+            for (place, _), (incarnation, until) in [*self._lost.items()]:
+                if monotonic() >= until and self._send_off(place):
                     self.counts["left"] += 1
                     self.gone[place] = self._has.get(place, 0)
                     self.desk.leave(place, incarnation)
@@ -169,12 +169,11 @@ class Host:
     def take_over(self) -> None:
         """Takes the place of the server whose replica this one was: its workers come back."""
         with self._lock:
-            self._grace = max(self._grace, RETURN)
-            members, now = self.desk.clocks.members, monotonic()
+            members, until = self.desk.clocks.members, monotonic() + max(self._grace, RETURN)
             ranks = {chunk.rank for chunk in self.desk.shard.chunks}
             for place, rank in product(members, ranks):
                 if (one := members[place]).live and one.incarnation:
-                    self._lost[place, rank] = one.incarnation, now
+                    self._lost[place, rank] = one.incarnation, until
 
     def release(self, number: int) -> None:
         """Posts what was kept back until replicas have the deed `number`."""
@@ -365,5 +364,5 @@ class Host:
             if self._guests.get(guest.seat) is guest:
                 self._moments.forget(f"worker {guest.place}")
                 self._forget(guest.seat)
-                self._lost[guest.seat] = guest.incarnation, monotonic()
+                self._lost[guest.seat] = guest.incarnation, monotonic() + self._grace
                 self.desk.hang_up(*guest.seat)

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from howdah.base.errors import brief
 from howdah.comm.frames import FrameError, Frames, is_damage, own_room
 from howdah.server.messages import FILE, REFUSED, SAID, SILENCE
 from howdah.server.outbox import Letter, Outbox
@@ -78,7 +79,7 @@ class Line:
 
     def refuse(self, why: str) -> None:
         """Sends why the peer is refused; it ends the line."""
-        self._outbox.post(Letter(REFUSED, why.encode()[: 1 << 12]))
+        self._outbox.post(Letter(REFUSED, why.encode(errors="replace")[: 1 << 12]))
 
     def flush(self) -> None:
         """Waits until all is sent; nothing more can be told then."""
@@ -115,8 +116,10 @@ class Line:
                     self._land(json.loads(frame.fields), frame.payload)
                 elif frame.kind == REFUSED:
                     self._take({"refused": frame.fields.decode()})
-        except (FrameError, OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, FrameError) as error:
             why, self.refused = str(error), self.refused or is_damage(error)
+        except Exception as error:  # whatever no sound end sends: the line must end, and be told
+            why, self.refused = brief(error), True
         self._outbox.close()
         self._take({"ended": why})
 
@@ -150,8 +153,11 @@ class Line:
 
 
 def _said(payload: bytes) -> dict[str, Any]:
-    """A message. Raises ValueError for one that is none, or that the line itself would tell."""
+    """A message, whose texts can be written: what stands for no letter is replaced. Raises
+    ValueError for one that is none, or that the line itself would tell.
+    """
     said = json.loads(payload)
+    said = json.loads(json.dumps(said, ensure_ascii=False).encode(errors="replace"))
     if not isinstance(said, dict) or OWN & {*said}:
         raise ValueError(f"no message: {str(said)[:80]}")
     return said

@@ -80,7 +80,8 @@ class Link:
         self._asked: dict[str, int] = {}
         self._unacked: dict[int, dict[int, tuple[Tensor, float]]] = {}
         self._spares = Spares()
-        self.incarnation, self._told, self._began = 0, -1, 0
+        self.incarnation, self._told = 0, -1
+        self._began: int | None = None  # the clock that was said
         self._failed: Exception | None = None
         self._leaves = self._ends = False
         self._followed = 0
@@ -244,7 +245,8 @@ class Link:
         self.came_back += 1
         with self._changed:  # what is asked meanwhile must not be asked twice
             self.outbox = Outbox(window=self.way.window, fifo=self.way.fifo)
-            self.begin(self._began)
+            if self._began is not None:
+                self.begin(self._began)
             for clock, pushed in self._unacked.items():
                 self.outbox.post(*(self._letter(clock, key, *one) for key, one in pushed.items()))
             self.outbox.post(*(_pull(clock, key) for key, clock in self._wanted.items()))

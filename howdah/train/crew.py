@@ -97,6 +97,10 @@ class Crew:
         """Whether all shards have saved the last step."""
         return len(self.done) == self.job.layout.server
 
+    def held_by(self, one: Member) -> list[int]:
+        """The shards that a member has."""
+        return self._roll.held_by(one.number) if one.role == "server" else []
+
     def way(self, secret: bytes, process: int) -> Way:
         """How a worker reaches the servers; `process` is its number."""
         every = {one.number: one for one in self.servers}

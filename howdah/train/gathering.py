@@ -325,7 +325,8 @@ class Gathering:
             one.end()
             return
         try:
-            require_sound(one.role, said, self._job.layout.server)
+            held, shards = self._crew.held_by(one), self._job.layout.server
+            require_sound(one.role, said, shards, held, own=one.number)
         except ValueError as error:
             one.told, one.line.refused = (REFUSED, str(error)), True
             one.line.refuse(str(error))

@@ -205,7 +205,7 @@ class Server:
         """The steps that every place has finished, but for those that were left in good order;
         when all were, the steps of the furthest.
         """
-        members = self.desk.clocks.members.values()
+        members = [*self.desk.clocks.members.values()]  # others may join meanwhile
         there = [member.clock for member in members if not member.bye]
         return min(there, default=max(member.clock for member in members))
 
@@ -225,7 +225,7 @@ class Server:
             "pull_rate": (counts["pulled bytes"] - pulled) / seconds,
             "strangers": self.host.strangers + counts["strangers"],
             "gone": dict(self.host.gone),
-            "waiting": len(self.desk.wishes),
+            "waiting": self.desk.waiting,
             "queue": self.host.queue,
             "queued": self.host.queued,
             "ages": {place: dict(sorted(ages.items())) for place, ages in [*clocks.ages.items()]},

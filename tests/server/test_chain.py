@@ -296,3 +296,21 @@ def test_a_desk_that_does_the_same_deeds_is_the_same_to_the_last_bit():
     assert one.ledger == other.ledger and one.clocks == other.clocks
     for mine, theirs in zip(one.shard.masters, other.shard.masters, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_nothing_is_confirmed_before_a_server_knows_who_copies_it():
+    """What came to a replica before it was told went no further, and was called safe."""
+    chain, told = Chain(SECRET, HELLO), []
+    chain.told = told.append
+    chain.record(Deed(JOIN, 0, 1), None)
+    assert chain.has == 0 and told == []
+    chain.follow([])
+    assert chain.has == 1 and told == [1]
+    chain.record(Deed(JOIN, 1, 1), None)
+    assert told == [1, 2]
+    waits = Chain(SECRET, HELLO)
+    waits.record(Deed(JOIN, 0, 1), None)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        waits.follow([nobody.getsockname()])
+        assert [number for number, *_ in waits._kept] == [1] and waits.has == 0
+        waits.close()

@@ -374,6 +374,33 @@ def test_a_successor_under_bsp_begins_where_no_key_is_ahead_although_a_key_has_m
     assert clocks.join(0) == (3, 3)
 
 
+def test_the_successor_of_one_that_has_finished_does_not_undo_its_last_update():
+    """It was acknowledged, and waited in its round for a slower worker; the round was then made
+    without it.
+    """
+    clocks = joined("bsp")
+    last, other = Update(0, 1, 0, 0), Update(1, 1, 0, 0)
+    assert clocks.push(last) == []
+    clocks.leave(0, 1, finished=True)
+    assert clocks.join(0) == (2, 1) and clocks.missed == 0
+    (one,) = clocks.push(other)
+    assert one.updates == (last, other) and clocks.members[0].done == [1]
+    assert clocks.push(Update(0, 2, 1, 0)) == []
+    (two,) = clocks.push(Update(1, 1, 1, 0))
+    assert two.updates == (Update(0, 2, 1, 0), Update(1, 1, 1, 0))
+
+
+def test_a_successor_that_dies_takes_its_own_updates_alone():
+    clocks = joined("bsp")
+    last = Update(0, 1, 0, 0)
+    clocks.push(last)
+    clocks.leave(0, 1, finished=True)
+    clocks.join(0)
+    clocks.leave(0, 2)
+    (one,) = clocks.push(Update(1, 1, 0, 0))
+    assert one.updates == (last, Update(1, 1, 0, 0))
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [

@@ -27,6 +27,11 @@ ENDS = {
         True,
     ),
     "a file without facts": (lambda frames: frames.send(FILE, b"{}"), True),
+    "a file at no place": (
+        lambda frames: frames.send(FILE, b'{"name": "x", "offset": Infinity, "size": 3}'),
+        True,
+    ),
+    "lists in lists": (lambda frames: frames.send(SAID, b"", [memoryview(b"[" * 200_000)]), True),
 }
 
 
@@ -71,3 +76,16 @@ def test_a_file_for_which_there_is_no_room_ends_no_line(tmp_path):
     assert (tmp_path / name).read_bytes() == b"ABCDEF"
     line.close()
     frames.close()
+
+
+def test_texts_that_cannot_be_written_are_made_such_that_can():
+    """A path whose name is not UTF-8, or what nobody sound would say."""
+    ours, theirs = socket.socketpair()
+    heard, frames = Queue(), Frames(theirs, "us")
+    line = Line(ours, "a worker", take=heard.put, folder=None).start()
+    frames.send(SAID, b"", [memoryview(b'{"said": "in \\udcff", "\\ud800": 1}')])
+    assert heard.get(timeout=10) == {"said": "in ?", "?": 1}
+    line.refuse("\ud800 is nobody")
+    assert frames.receive(lambda head: []).fields == b"? is nobody"
+    frames.close()
+    line.close()

@@ -242,6 +242,31 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(kind):
         assert apart(there.weights, weights_of(again)) < 1e-10
 
 
+def test_a_connection_that_ends_before_a_resumed_run_has_begun_is_made_again():
+    """The worker said clock 0 then, which is not one of a run that goes on at 2."""
+    sync = Sync("asp", workers=1)
+    with servers(sync, 1, grace=30.0) as there:
+        desk = there.desks[0]
+        desk.clocks = Clocks(sync, len(desk.shard.chunks), 2, 8)
+        client = client_of(there, 0)
+        (link,) = client._links
+
+        def begins(clocks):
+            link._hang_up()
+            while not link.came_back:
+                sched_yield()
+            return max(clocks)
+
+        client.join(begins)
+        assert client.clock == 2
+        client.tokens = 1.0
+        for one in UNITS:
+            client.push(one.unit)
+        client.drain()
+        client.close()
+        assert set(desk.clocks.versions) == {1} and link._failed is None
+
+
 def test_a_worker_that_dies_holds_nobody_up_and_its_successor_goes_on():
     sync = Sync("bsp", workers=2)
     with servers(sync) as there:
@@ -376,9 +401,11 @@ def test_a_worker_that_is_refused_while_it_leaves_has_left():
         client = client_of(there, 0)
         client.join(max)
         there.hosts[0].do(lambda desk: desk.leave(0, 1, finished=True))
-        client._links[0]._hang_up()
+        link = client._links[0]
+        link._leaves = True
+        link._hang_up()
         client.close()
-        assert client._links[0]._failed is None or "incarnation 1" in str(client._links[0]._failed)
+        assert link._failed is None
 
 
 def test_an_error_that_no_message_explains_ends_the_server():

@@ -213,6 +213,7 @@ def test_who_has_another_secret_or_sends_what_is_none_hears_nothing_and_holds_no
         silent.close()
 
 
+REPORT = {"step": 1, "loss": 1.0, "tokens": 1, "seconds": 1.0, "waited": 0.0, "queue": 0}
 UNSOUND = [
     ("server", {"foo": 1}),
     ("server", {"done": "x"}),
@@ -226,7 +227,16 @@ UNSOUND = [
     ("server", {"server": 0, "ages": {"0": {"1": {}}}}),
     ("server", {"said": 3}),
     ("server", {"step": 3}),
+    ("server", {"server": 0, "gone": 1}),
+    ("server", {"addresses": {"1": ["host", 1]}, "feeds": {}}),
+    ("server", {"addresses": {"0": ["host", 1]}, "feeds": {"0": ["host", 1]}}),
+    ("server", {"addresses": {}, "feeds": {}}),
     ("worker", {"step": 1, "loss": "low"}),
+    ("worker", REPORT | {"step": {"0": 1}}),
+    ("worker", REPORT | {"step": 4.0}),
+    ("worker", REPORT | {"step": -1}),
+    ("worker", REPORT | {"loss": {"0": 1}}),
+    ("worker", REPORT | {"tokens": 10**400}),
     ("worker", {"done": 0}),
 ]
 
