@@ -38,8 +38,8 @@ from howdah.machines.cards import device_named
 RATES = {"bfloat16": "bf16", "float32": "float32", "float64": "float64"}  # by torch's names
 FOLDER = "peaks"
 SIZES = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # of the square matrices
-SECONDS = 0.1  # for the products of one size, of which there are at least LEAST
-LEAST = 3
+SECONDS = 0.1  # for the products of one size, of which there are at least LEAST, if not for LONG
+LEAST, LONG = 3, 0.3
 # The least shares of its threads' time that an undisturbed measurement gets. Of short products in
 # bf16, several threads compute for two thirds of the time alone.
 BUSY, BUSY_TOGETHER = 0.9, 0.6
@@ -153,11 +153,18 @@ def peak_flops(
 
 
 def measure(facts: Facts, device: torch.device) -> Measured:
-    """The best of many matrix products, in this process. Takes under a second."""
+    """The best of many matrix products, in this process. Takes a second or two: larger matrices are
+    left out where one product takes long, as in bf16 on processors that do not know it.
+    """
     before, began, busy = torch.get_num_threads(), perf_counter(), process_time()
     torch.set_num_threads(facts.threads or before)
     try:
-        best = max((_products(facts.precision, size, device), size) for size in SIZES[device.type])
+        best = 0.0, 0
+        for size in SIZES[device.type]:
+            flops = _products(facts.precision, size, device)
+            best = max(best, (flops, size))
+            if 2 * size**3 / flops > SECONDS:
+                break
     finally:
         torch.set_num_threads(before)
         if device.type == "cuda":
@@ -174,7 +181,7 @@ def _products(precision: str, size: int, device: torch.device) -> float:
     draw = torch.Generator(device).manual_seed(0)
     dtype, seconds = getattr(torch, precision), [0.0]
     matrix = torch.randn(size, size, generator=draw, dtype=dtype, device=device)
-    while len(seconds) <= LEAST or sum(seconds) < SECONDS:
+    while sum(seconds) < (SECONDS if len(seconds) > LEAST else LONG):
         began = perf_counter()
         matrix @ matrix
         if device.type == "cuda":
