@@ -165,6 +165,7 @@ def test_what_is_multiplied_is_random_and_leaves_other_draws_alone(monkeypatch):
     """A product of ones runs 13 % faster on an H200, which draws less power for it."""
     seen, multiply = [], torch.Tensor.__matmul__
     monkeypatch.setattr(peak, "SECONDS", 0.0)
+    monkeypatch.setattr(peak, "LONG", 1e9)
     monkeypatch.setattr(peak, "SIZES", {"cpu": (64,)})
     monkeypatch.setattr(
         torch.Tensor, "__matmul__", lambda a, b: seen.append((a, b)) or multiply(a, b)
