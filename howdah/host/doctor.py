@@ -145,7 +145,7 @@ def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Findi
     names = sorted(name for name, there in capabilities.items() if "bf16" in name and there)
     if names:
         return Finding("cpu", f"{vectors}, {' and '.join(names)}")
-    lack = "this CPU has no bf16 instructions: bf16 on it saves memory but no time"
+    lack = "without bf16 instructions bf16 is many times as slow; use method.precision=float32"
     return Finding("cpu", f"{vectors}, no bf16", lack)
 
 

@@ -46,7 +46,7 @@ CASES = [
     (judge_torch("2.9.1", 1, 1), "2.9.1", "needs torch 2.11 or newer"),
     (judge_torch("2.13.0", 8, 2.5), "8 threads", "set OMP_NUM_THREADS=2"),
     (judge_bf16({"avx512_bf16": True, "amx_bf16": False}, "AVX512"), "AVX512, avx512_bf16", None),
-    (judge_bf16({"avx2": True, "avx512_bf16": False}, "AVX2"), "AVX2, no bf16", "no time"),
+    (judge_bf16({"avx2": True, "avx512_bf16": False}, "AVX2"), "AVX2, no bf16", "as slow"),
     (judge_bf16(None, "AVX2"), "AVX2, bf16 not known", None),
     (judge_network(None, "127.0.0.1"), "not known on this system", None),
     (judge_network([LO, ETH, IDLE], "192.0.2.2"), "eth0 192.0.2.2; gloo takes eth0", None),
