@@ -5,8 +5,9 @@ BIN := .venv/bin
 
 .PHONY: train test slow proofs steady matrix flight cluster gpu wheel check size clean
 
+# On a processor without bf16 instructions: make train ARGS=method.precision=float32
 train: .venv/ready
-	$(BIN)/howdah train recipes/laptop.toml
+	$(BIN)/howdah train recipes/laptop.toml $(ARGS)
 
 # Three processes share out the files: tests that end processes wait much. ARGS go to pytest: make test ARGS="tests/plan -x"
 test: .venv/dev

@@ -23,6 +23,7 @@ from howdah.host.card_findings import judge_cards, read_cards
 from howdah.host.facts import Interface
 from howdah.host.finding import GIB, Finding, in_words
 from howdah.host.peak import PRECISIONS, Facts, Measured, data_sheet, facts_of, kept
+from howdah.host.precision import bf16_instructions, cpu_capabilities
 
 UNKNOWN = "not known on this system"
 
@@ -39,7 +40,7 @@ def doctor(cache: Path | None) -> list[Finding]:
         judge_memory(machine.memory(), machine.memory_limit()),
         judge_compiler({name: shutil.which(name) for name in ("cc", "gcc", "clang")}),
         judge_torch(torch.__version__, torch.get_num_threads(), min(allowed, quota or allowed)),
-        judge_bf16(_capabilities(), torch.backends.cpu.get_cpu_capability()),
+        judge_bf16(cpu_capabilities(), torch.backends.cpu.get_cpu_capability()),
         *judge_cards(read_cards()),
         judge_network(machine.interfaces(), machine.gloo_address()),
         judge_ring(ring.refused()),
@@ -54,12 +55,6 @@ def doctor(cache: Path | None) -> list[Finding]:
 def main_device() -> torch.device:
     """The device on which runs train by default."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _capabilities() -> Mapping[str, object] | None:
-    """The CPU's instruction sets by name; None in a torch release that cannot list them."""
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    return None if ask is None else ask()
 
 
 def _judge_cache(cache: Path) -> Finding:
@@ -140,9 +135,9 @@ def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Findi
     capabilities  of the CPU by name; None where torch cannot list them
     vectors       the vector instruction set that torch uses, such as AVX2
     """
-    if capabilities is None:
+    names = bf16_instructions(capabilities)
+    if names is None:
         return Finding("cpu", f"{vectors}, bf16 {UNKNOWN}")
-    names = sorted(name for name, there in capabilities.items() if "bf16" in name and there)
     if names:
         return Finding("cpu", f"{vectors}, {' and '.join(names)}")
     lack = "without bf16 instructions bf16 is many times as slow; use method.precision=float32"
