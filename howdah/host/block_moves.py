@@ -63,8 +63,8 @@ class ByThreads:
         return self._pool.submit(self._move, move)
 
     def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown()
+        """Ends the threads. Moves that have not begun are cancelled."""
+        self._pool.shutdown(cancel_futures=True)
 
     def _move(self, move: Move) -> None:
         if not hasattr(self._own, "block"):

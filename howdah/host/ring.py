@@ -96,6 +96,7 @@ class ByRing:
     def __init__(self, file: int, requests: int, library: CDLL) -> None:
         self._ring, self._file = Requests(library, requests + 1), file
         self._broken: Exception | None = None
+        self._abandoned: list[memoryview] = []  # held: the kernel may still write there
         self._wake, self._heard = os.eventfd(0), memoryview(bytearray(8))
         self._waiting = deque[tuple[Move, Future[None]]]()
         self._under_way = dict[int, _UnderWay]()  # by the number of the aligned block it has
@@ -117,7 +118,7 @@ class ByRing:
         return future
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. Moves that have not begun are cancelled."""
         self._open = False
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -132,9 +133,13 @@ class ByRing:
             self._serve()
         except Exception as error:  # of the ring, not of a move: nothing that is asked for will end
             self._broken = error
+            self._abandoned = [one.memory for one in self._under_way.values()]
             for number, one in [*self._under_way.items()]:
                 self._end(number, _lost(one.move, error))
             self._lose_waiting(error)
+        else:
+            for _, future in self._waiting:
+                future.cancel()
 
     def _lose_waiting(self, error: Exception) -> None:
         with suppress(IndexError):
@@ -143,7 +148,7 @@ class ByRing:
                 future.set_exception(_lost(move, error))
 
     def _serve(self) -> None:
-        while self._open or self._waiting or self._under_way:
+        while self._open or self._under_way:
             over = []
             for tag, moved in self._ring.wait():
                 if tag == WAKE:
@@ -151,7 +156,7 @@ class ByRing:
                         self._listen()
                 elif self._advance(self._under_way[tag], tag, moved):
                     over.append(tag)
-            while self._asked < self._most and self._free and self._waiting:
+            while self._open and self._asked < self._most and self._free and self._waiting:
                 self._begin(*self._waiting.popleft(), self._free.pop())
             for tag in over:
                 self._look(self._under_way[tag], tag)

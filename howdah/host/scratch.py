@@ -3,8 +3,9 @@
     file     | layers.0 masters   | layers.0 exp_avg   | ...     ranges, each in blocks of 1 MiB
     blocks   |....|....|....|..|  a checksum of each, made when it is written, compared at each read
 
-The file loses its name as soon as it is open. So nothing is left of it when the process ends,
-however it ends, and nothing is ever resumed from it: checkpoints are what counts.
+The file has no name (O_TMPFILE), or loses it as soon as it is open, on file systems that cannot
+make one without. So nothing is left of it when the process ends, however it ends, and nothing is
+ever resumed from it: checkpoints are what counts.
 
 A block that was never written reads as zeros. Several blocks move at the same time
 (`block_moves.py`). With `direct` they go past the page cache (O_DIRECT), which a control group
@@ -13,11 +14,13 @@ through an aligned block where it is not so itself.
 """
 
 import ctypes
+import errno
 import os
 import sys
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import mkstemp
@@ -101,7 +104,7 @@ class Scratch:
         start, whole = self._end, -(-length // PAGE) * PAGE
         try:
             if whole:
-                os.posix_fallocate(self._file, start, whole)
+                _set_aside(self._file, start, whole)
         except OSError as error:
             raise UserError(
                 f"the disk of {named(self.folder)} has no room for {spell(length, 'bytes')} more "
@@ -131,7 +134,9 @@ class Scratch:
         return jobs
 
     def close(self) -> None:
-        """Ends the moves, and lets go of the file and its bytes."""
+        """Ends the moves that are under way, cancels the others, and lets go of the file and its
+        bytes.
+        """
         if self._file >= 0:
             self._mover.close()
             os.close(self._file)
@@ -201,9 +206,11 @@ def ended(jobs: Sequence[Future[None]]) -> None:
 
 def _open(folder: Path, direct: bool, *, meant: Path | None = None) -> int:
     """A new file without a name in `folder`; errors name the folder that was `meant`."""
-    meant = meant or folder
+    meant, flags = meant or folder, os.O_RDWR | (os.O_DIRECT if direct else 0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, AttributeError):  # an old file system, or another one than Linux
+            return os.open(folder, os.O_TMPFILE | flags, 0o600)
         made, path = mkstemp(prefix=".home-", dir=folder)
     except OSError as error:
         raise UserError(
@@ -214,7 +221,7 @@ def _open(folder: Path, direct: bool, *, meant: Path | None = None) -> int:
         if not direct:
             return made
         os.close(made)
-        return os.open(path, os.O_RDWR | os.O_DIRECT)
+        return os.open(path, flags)
     except OSError as error:
         raise UserError(
             f"the file system of {named(meant)} does not take O_DIRECT ({error.strerror}); use "
@@ -222,6 +229,31 @@ def _open(folder: Path, direct: bool, *, meant: Path | None = None) -> int:
         ) from error
     finally:
         os.unlink(path)
+
+
+def _set_aside(file: int, start: int, length: int) -> None:
+    """Gives a file room on its disk. Raises OSError if there is none.
+
+    Where the file system cannot do that, the C library would write to every block, which takes
+    long, and fails past the page cache: there the file is as long, and has the room that it finds.
+    """
+    number = _fallocate(file, start, length)
+    if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+        found = os.fstatvfs(file)
+        number = errno.ENOSPC if found.f_bavail * found.f_frsize < length else 0
+        if not number:
+            os.ftruncate(file, start + length)
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _fallocate(file: int, start: int, length: int) -> int:
+    """The kernel's call, which the C library's posix_fallocate hides; 0, or the error's number."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is None:  # another system than Linux
+        return errno.ENOSYS
+    failed = call(file, 0, ctypes.c_int64(start), ctypes.c_int64(length))
+    return ctypes.get_errno() if failed else 0
 
 
 def free_bytes(folder: Path) -> int:
