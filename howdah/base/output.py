@@ -108,18 +108,22 @@ def lasting_output() -> None:
     the first print.
 
     A stream that other code has put into sys.stdout or sys.stderr is not replaced. If the process
-    was started without one of the descriptors 0 to 2, it is opened on /dev/null: otherwise the next
-    opened file would get its number, and the prints of a library would be written into that file.
+    was started without one of the descriptors 0 to 2, it is opened on /dev/null, and so is the
+    stream: otherwise the next opened file would get its number, and the prints of a library would
+    be written into that file.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # for those it starts, too
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _lasting(stream, descriptor, ERRORS[name]))
+        elif stream is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8", errors=ERRORS[name])  # noqa: SIM115
+            setattr(sys, name, nowhere)
 
 
 def _lasting(stream: TextIO, descriptor: int, errors: str) -> TextIO:

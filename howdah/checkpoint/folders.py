@@ -80,11 +80,15 @@ def mark_best(folder: Path, step: int) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a complete checkpoint: rename it first, then delete its files."""
+    """Remove a complete checkpoint: rename it first, then delete its files. Of one that is a link
+    to another place, the link alone.
+    """
     rubbish = checkpoint.with_name(checkpoint.name + ".old.tmp")
     shutil.rmtree(rubbish, ignore_errors=True)
     checkpoint.rename(rubbish)
     sync_folder(checkpoint.parent)
+    if rubbish.is_symlink():
+        rubbish.unlink()
     shutil.rmtree(rubbish, ignore_errors=True)
 
 

@@ -269,6 +269,7 @@ class _Server:
             end.setblocking(False)
         self._ring = ring  # kept open: the signal's number is written to it
         signal.signal(signal.SIGCHLD, _nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # who started it may block it
         signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._bell, selectors.EVENT_READ, self._reap)
         self._leaving: float | None = None  # when the children are killed

@@ -73,6 +73,27 @@ def test_streams_that_were_never_open(closed):
     assert code == 0 and b"Error" not in error
 
 
+OWN_CHILD = """
+import subprocess, sys
+from howdah.base.output import lasting_output
+lasting_output()
+sys.stdout.flush()
+sys.stderr.flush()
+looks = "import os, sys; [os.fstat(number) for number in range(3)]; sys.stdout.flush()"
+sys.exit(subprocess.run([sys.executable, "-c", looks]).returncode)
+"""
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)], ids=str)
+def test_streams_that_were_never_open_can_be_flushed_and_are_there_for_children(closed):
+    """A run without standard output had trained and saved, and ended in a traceback: there was
+    nothing to flush, and its ranks had the descriptor of a socket in that place.
+    """
+    shut = {"preexec_fn": lambda: [os.close(descriptor) for descriptor in closed]}
+    code, _, error = speak(program=OWN_CHILD, **shut)
+    assert code == 0, error
+
+
 def test_a_terminal_without_the_character():
     ascii_only = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     code, out, error = speak(ascii_only)

@@ -45,6 +45,18 @@ def saved_by_one(folder, said, *rows, keep=1):
     return there
 
 
+def test_a_checkpoint_that_is_a_link_goes_without_what_it_leads_to(tmp_path):
+    """The link stayed, under another name."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    for step in (1, 2):
+        save(folder, step, state(seed=step), keep=5)
+    (folder / "step-00000001").rename(elsewhere)
+    (folder / "step-00000001").symlink_to(elsewhere)
+    save(folder, 3, state(seed=3), keep=1)
+    assert [path.name for path in folder.iterdir()] == ["step-00000003"]
+    assert (elsewhere / "index.json").is_file()
+
+
 def test_a_damaged_mark_is_said_once_and_old_checkpoints_go(tmp_path):
     """Nothing was removed any more, with a sentence at each save, until the disk was full."""
     for step in (1, 2, 3):

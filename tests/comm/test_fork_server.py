@@ -58,6 +58,25 @@ def test_children_tell_how_they_ended():
     family.close()
 
 
+def test_a_caller_that_blocks_the_signal_of_ended_children_hears_of_them():
+    """Its mask is inherited, and a run waited for ever for ranks that had ended."""
+    asked = []
+
+    def heed():
+        asked.append(None)
+        assert len(asked) < 100, "the server does not hear of its children"
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=[], main=True, heed=heed)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child = family.fork(number, 7)
+    child.pipe.send_bytes(b"now")
+    assert see_end(family, child) == 7
+    family.close()
+
+
 def test_nothing_of_the_family_has_a_port_or_a_name():
     """No listening socket, no file that is not the program's own; a stranger finds no way in."""
     family = server()
