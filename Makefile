@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 .PHONY: train test slow proofs steady matrix flight cluster gpu wheel check size clean
 
-# On a processor without bf16 instructions: make train ARGS=method.precision=float32
+# Without bf16 instructions: make train ARGS="method.precision=float32 folder=runs/float32"
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml $(ARGS)
 

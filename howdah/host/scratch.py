@@ -252,8 +252,10 @@ def _fallocate(file: int, start: int, length: int) -> int:
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if call is None:  # another system than Linux
         return errno.ENOSYS
-    failed = call(file, 0, ctypes.c_int64(start), ctypes.c_int64(length))
-    return ctypes.get_errno() if failed else 0
+    while call(file, 0, ctypes.c_int64(start), ctypes.c_int64(length)):
+        if (number := ctypes.get_errno()) != errno.EINTR:
+            return number
+    return 0
 
 
 def free_bytes(folder: Path) -> int:

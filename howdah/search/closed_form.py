@@ -322,10 +322,11 @@ class _Pipeline:
             return total
         v = self.virtual
         behind = last / v * (1 - 1 / self.units)  # of the stage that is last
-        earlier = (v - 1) / v * last * np.minimum(self.pp, self.micros)  # behind other stages
-        if self.schedule not in SPLIT:  # a micro-batch comes back when it was on every rank
-            once = last.sum(0) / v + self.send.sum(0)
-            earlier = (v - 1) * np.maximum(self.pp * last / v, once)
+        if self.schedule in SPLIT:
+            between = last / v * np.minimum(self.pp, self.micros)
+        else:  # a micro-batch comes back when it was on every rank
+            between = np.maximum(self.pp * last / v, last.sum(0) / v + self.send.sum(0))
+        earlier = (v - 1) * between  # behind other stages
         slowed = np.minimum(total / v, last / v) * (1 - 1 / self.profile.slowdown)
         return np.maximum(total - behind - earlier, total / v - behind).clip(0) + slowed
 
