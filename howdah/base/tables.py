@@ -26,6 +26,7 @@ from howdah.base.their_words import otherwise, our_key
 
 NO_MORE: Mapping[str, tuple[str, ...]] = {}
 NO_NAMES: Mapping[str, str] = {}
+MANY_KEYS = 12  # unknown keys that are named
 MANY_ROWS = 1000  # the most items of a list; the mix of data sources resolves thousandths
 WANTED: dict[object, str] = {
     bool: "true or false",
@@ -138,11 +139,15 @@ class _Reader:
         if not isinstance(table, Mapping):
             raise _Wrong("a table")
         known = (*hints, *self._also.get(path, ()))
-        self.problems += [
-            f"unknown key {shown(path + str(name))}{self._suggestion(path, str(name), known)}"
-            for name in table
-            if name not in hints
-        ]
+        unknown: dict[str, list[str]] = {}  # by what is suggested: a list of keys is said once
+        for name in map(str, table):
+            if name not in hints:
+                unknown.setdefault(self._suggestion(path, name, known), []).append(path + name)
+        for suggestion, names in unknown.items():
+            keys = "unknown key" + "s" * (len(names) > 1)
+            more = f" and {len(names) - MANY_KEYS:,} more" if len(names) > MANY_KEYS else ""
+            listed = ", ".join(map(shown, names[:MANY_KEYS]))
+            self.problems.append(f"{keys} {listed}{more}{suggestion}")
         values = {
             name: value
             for name, hint in hints.items()

@@ -32,6 +32,9 @@ from howdah.sim.measured import Facts
 from howdah.sim.profile import Profile
 
 PRECISIONS = ("float32", "bf16")
+PLAIN = (
+    "float32",
+)  # on a processor without instructions for bf16, which takes minutes for a round
 COPIED = 64 << 20  # bytes: more than caches hold
 # Linear layers of (rows, inner, columns): square, narrow, wide, of few rows, of a head.
 PRODUCTS = (
@@ -154,6 +157,7 @@ class Wanted:
     cores    of a machine, that its ranks share
     nodes    machines
     kinds    of transport; the first is the one that runs take
+    precisions  in which models are timed
     rounds   of each
     seconds  for an operation in a round
     """
@@ -162,6 +166,7 @@ class Wanted:
     cores: int
     nodes: int = 1
     kinds: tuple[Kind, ...] = ("torch",)
+    precisions: tuple[str, ...] = PRECISIONS
     rounds: int = 5
     seconds: float = 0.03
 
@@ -176,7 +181,7 @@ class Wanted:
             for _ in range(self.rounds)
             for ranks in self.counts
             for job in (
-                *(Job(ranks, precision) for precision in PRECISIONS),
+                *(Job(ranks, precision) for precision in self.precisions),
                 *(Job(ranks, "", kind) for kind in self.wires(ranks)),
             )
         ]

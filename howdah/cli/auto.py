@@ -14,7 +14,7 @@ from howdah.cli.environment import cluster_named, number_in, this_machine
 from howdah.comm.settings import cache_folder
 from howdah.config.auto import Settled, settle, settled_before
 from howdah.config.recipe import Machine, Run, WrongRun, problems_of
-from howdah.host.facts import free_memory, has_card, total_memory, usable_cores
+from howdah.host.facts import bf16_instructions, free_memory, has_card, total_memory, usable_cores
 from howdah.machines.cards import cluster_of_card
 from howdah.machines.cluster import Cluster, resized
 from howdah.machines.cluster_file import CLUSTERS, load_cluster, measured_file
@@ -22,6 +22,7 @@ from howdah.plan.plan import Plan
 from howdah.search.capacity import Room, holds
 
 FULL = "more memory or cores than this machine has free"
+WITHOUT = 1 / 60  # bf16 on a core without instructions for it, beside float32: rough
 STAND_IN = "speeds are those of laptop-cpu; howdah measure finds those of this machine"
 
 
@@ -98,7 +99,8 @@ def cluster_of(run: Run, machine: Machine) -> tuple[Cluster, str]:
         )
     if measured_file(cache_folder() / CLUSTERS, devices).is_file():
         here = cluster_named("here", devices=devices)
-        if bool(here.device.cuda_names) == on_cards:
+        measured = getattr(here.device.flops, run.method.precision, None)
+        if bool(here.device.cuda_names) == on_cards and measured:
             return here, ""
     return _like_cards(devices) if on_cards else (_like_cores(devices), STAND_IN)
 
@@ -125,5 +127,17 @@ def _like_cores(cores: int) -> Cluster:
     laptop = load_cluster("laptop-cpu")
     total = total_memory()
     size = total / cores if total else laptop.device.memory
-    device = replace(laptop.device, memory=max(size, 2 * laptop.device.reserved))
-    return replace(laptop, name="this machine", device=device, devices_per_node=cores, nodes=1)
+    flops, measured = laptop.device.flops, dict(laptop.measured)
+    if bf16_instructions() == []:
+        assert flops.float32 is not None
+        flops = replace(flops, bf16=WITHOUT * flops.float32)
+        measured["device.flops.bf16"] = WITHOUT * measured["device.flops.float32"]
+    device = replace(laptop.device, memory=max(size, 2 * laptop.device.reserved), flops=flops)
+    return replace(
+        laptop,
+        name="this machine",
+        device=device,
+        devices_per_node=cores,
+        nodes=1,
+        measured=tuple(measured.items()),
+    )

@@ -93,8 +93,9 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         rows = _show(_joined(request) if world else _started(request))
     if plot is not None and rows:
         from howdah.bench.plot import draw_bandwidth
+        from howdah.draw.pictures import put
 
-        plot.write_text(draw_bandwidth(rows), "utf-8")
+        put(draw_bandwidth(rows), plot)
     sys.exit(1 if any(row.wrong for row in rows) else 0)
 
 

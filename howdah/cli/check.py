@@ -28,7 +28,8 @@ from howdah.config.recipe import (
     problems_of,
 )
 from howdah.config.shipped import which
-from howdah.host.facts import free_memory, usable_cores
+from howdah.host.facts import free_memory, has_card, usable_cores
+from howdah.host.precision import precision_note
 from howdah.host.scratch import free_bytes, require_folder
 from howdah.plan.homes import homes
 from howdah.plan.layout import parse_layout
@@ -39,6 +40,7 @@ from howdah.text.labels import check_labels, label_problems
 from howdah.text.sources import unreadable
 from howdah.train.inputs import code_problems, input_problems, text_of
 from howdah.train.notes import notes_of
+from howdah.train.run_folder import folder_problems
 
 
 def check(
@@ -73,6 +75,8 @@ def sound(recipe: Path, overrides: Sequence[str], *, force: bool) -> list[str]:
     if auto:
         told.append(f"layout: {auto.told}")
     told += [f"note: {note}" for note in notes_of(plan, run.train)]
+    if run.device == "cpu" or not has_card():
+        told += [f"note: {note}" for note in [precision_note(plan.method.precision, "cpu")] if note]
     return [*filter(None, told)]
 
 
@@ -105,6 +109,7 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
         yield from problem_of(partial(read_schedule, run.schedule))
     if not meant:
         return
+    yield from folder_problems(folder_of(run), data)
     if data.labelled and not missing and not any(label_problems(data, run.model)):
         yield from problem_of(partial(check_labels, data, run.model.labels))
     if run.init_from is not None:

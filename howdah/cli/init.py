@@ -1,5 +1,6 @@
 """`howdah init`: five questions, and a recipe that `howdah check` finds sound."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,7 @@ from howdah.config.new_recipe import (
 )
 from howdah.config.recipe import parse_run, plan_of
 from howdah.draw.pictures import require_place
+from howdah.host.facts import bf16_instructions
 from howdah.machines.cluster import Cluster
 from howdah.plan.layout import parse_layout
 from howdah.sim.measured import profile_for
@@ -37,6 +39,7 @@ HERE = "here"
 MODEL = "what model? a preset (howdah presets), or a folder of Hugging Face"
 DATA = "what data? a file or folder of text, stdlib, hf:NAME, synthetic:4MB"
 MACHINE = "what machine? here, or a cluster (howdah cluster list)"
+USUAL_LENGTH = "500 steps"
 LENGTH = "how long? such as '500 steps', '1B tokens', '2 epochs', '30 minutes'"
 
 
@@ -55,10 +58,11 @@ def init(  # noqa: PLR0913, PLR0917
     require_place(file)
     if file.exists() and not force:
         raise UserError(f"{named(file)} is there already; give another name, or --force")
+    asked = {"model": model, "data": data, "machine": machine, "length": length, "for": purpose}
     model = answer("model", model, MODEL, "laptop", read_model)
     data = answer("data", data, DATA, "stdlib", _read_data)
     cluster = answer("machine", machine, MACHINE, HERE, _read_machine)
-    how_long = answer("length", length, LENGTH, "500 steps", read_length)
+    how_long = answer("length", length, LENGTH, USUAL_LENGTH, read_length)
     for_what = answer(
         "for",
         purpose,
@@ -66,11 +70,17 @@ def init(  # noqa: PLR0913, PLR0917
         usual_purpose(model),
         lambda said: check_purpose(read_purpose(said), model),
     )
+    if not sys.stdin.isatty() and not all(asked.values()):
+        usual = model, data, HERE, USUAL_LENGTH, for_what
+        each = zip(asked.items(), usual, strict=True)
+        taken = [f"--{name} {shown(one)}" for (name, said), one in each if not said]
+        print(f"no terminal to ask on, so as usual: {' '.join(taken)}")
     draft = {"name": file.stem, "model": {"preset": "laptop"}}
     machine_here = machine_for(parse_run(draft))
     found = cluster or cluster_of(parse_run(draft), machine_here)[0]
+    precision = "bf16" if _has_bf16(found, here=not cluster) else "float32"
     answers = Answers(
-        *(model, data, how_long, for_what), bool(found.device.cuda_names), found.devices
+        *(model, data, how_long, for_what), bool(found.device.cuda_names), found.devices, precision
     )
     table = recipe_table(answers)
     _require_enough(data, table["data"]["sequence_length"])
@@ -120,6 +130,13 @@ def _require_enough(said: str, sequence: int) -> None:
             f"--data {shown(said)} holds {size:,} bytes, and one sample of this recipe has "
             f"{sequence:,} tokens; give more text, or a larger file"
         )
+
+
+def _has_bf16(cluster: Cluster, *, here: bool) -> bool:
+    """Whether the devices of a cluster, or of this machine, have arithmetic in bf16."""
+    if here and not cluster.device.cuda_names:
+        return bf16_instructions() != []
+    return cluster.device.flops.bf16 is not None
 
 
 def _read_machine(said: str) -> Cluster | None:

@@ -21,7 +21,15 @@ from howdah.cli.environment import launched, number_in, ready_torch
 from howdah.cli.errors import in_words
 from howdah.comm.settings import cache_folder
 from howdah.host.disk import disk_seconds
-from howdah.host.facts import busy_share, cpu_model, disk, free_memory, total_memory, usable_cores
+from howdah.host.facts import (
+    bf16_instructions,
+    busy_share,
+    cpu_model,
+    disk,
+    free_memory,
+    total_memory,
+    usable_cores,
+)
 from howdah.machines.cluster_file import CLUSTERS, HERE
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ NOISY, BUSY = 0.1, 0.05  # of rounds that differ, and of the processors' time th
 
 def measure(
     out: Annotated[Path | None, typer.Option(help="folder of the files; else the cache")] = None,
-    quick: Annotated[bool, typer.Option(help="a minute, less exactly")] = False,
+    quick: Annotated[bool, typer.Option(help="a minute or two, less exactly")] = False,
     ranks: Annotated[
         int, typer.Option(help="the most at once; 0: as many as cores, at least 4")
     ] = 0,
@@ -48,9 +56,10 @@ def measure(
     folder = out or cache_folder() / CLUSTERS
     _check(most, folder, ours=not world)
     ready_torch()
-    from howdah.bench.machine import Wanted, counts_of
+    from howdah.bench.machine import PLAIN, PRECISIONS, Wanted, counts_of
 
-    wanted = Wanted(counts_of(cores, most), cores)
+    precisions = PLAIN if bf16_instructions() == [] else PRECISIONS
+    wanted = Wanted(counts_of(cores, most), cores, precisions=precisions)
     if quick:
         wanted = replace(wanted, rounds=2, seconds=0.01)
     with in_words():
@@ -99,7 +108,12 @@ def _started(wanted: "Wanted", ranks: int, folder: Path) -> None:
 
 
 def _joined(wanted: "Wanted", ranks: int, folder: Path) -> None:
-    """Measures with the ranks that torchrun has started, of which rank 0 writes."""
+    """Measures with the ranks that torchrun has started, of which rank 0 writes: in the precisions
+    that all of their processors have.
+    """
+    import torch
+
+    from howdah.bench.machine import PLAIN
     from howdah.comm.engine import Engine
     from howdah.comm.rendezvous import join
 
@@ -107,6 +121,10 @@ def _joined(wanted: "Wanted", ranks: int, folder: Path) -> None:
         nodes = max(len(set(transport.among.wires.nodes)), 1)
         kind: Any = "engine" if isinstance(transport, Engine) else "torch"
         wanted = replace(wanted, counts=(ranks,), nodes=nodes, kinds=(kind,))
+        plain = torch.tensor([float(wanted.precisions == PLAIN)])
+        transport.all_reduce(plain)
+        if plain.item():
+            wanted = replace(wanted, precisions=PLAIN)
 
         def run(_some: int, _kind: Any, function: Callable[..., Any], *given: Any) -> Any:
             return function(transport, *given)
@@ -168,13 +186,15 @@ def _write(wanted: "Wanted", found: "Measured", folder: Path) -> None:
 
 def _tell(wanted: "Wanted", found: "Measured", *, seconds: float, others: float) -> None:
     """Prints what was found."""
-    from howdah.bench.machine import bandwidth_of, fastest, rates_of, spread_of
+    from howdah.bench.machine import PLAIN, bandwidth_of, fastest, rates_of, spread_of
     from howdah.bench.probes import medians
 
     told = " ".join(map(str, wanted.counts))
     print(
         f"measured    {cpu_model()}, {wanted.cores} cores; ranks at once: {told}; {seconds:.0f} s"
     )
+    if wanted.precisions == PLAIN:
+        print("bf16        left out: a processor has no instructions for it, and takes minutes")
     spreads = []
     for ranks, of in found.items():
         threads = wanted.threads(ranks)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.atomic import write_text
-from howdah.base.errors import UserError, named, several
+from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count, parse_quantity
 from howdah.cli.environment import cluster_named
@@ -173,6 +173,8 @@ def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
         raise UserError("--rent is the price of a run's hours; say how long it is, with --tokens")
     if not rent:
         return parse_count(tokens) if tokens else 0, None
+    if rent.lstrip().startswith("-"):
+        raise UserError(f"--rent {shown(rent)} is below 0; give USD per device and hour")
     price = rent if rent.split()[1:] else f"{rent} USD/h"
     if not (rate := parse_quantity(price, "USD/h", where="--rent")):
         raise UserError("--rent is 0, which is no price; leave it out for devices that you own")

@@ -120,6 +120,9 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
     for prompt in tokens:
         check_prompt(opened.shape, prompt, length=length)
     plan = decoding_plan(opened.shape, parse_layout(layout))
+    room = opened.shape.context - max(map(len, tokens))
+    if opened.start is None and length > room:
+        _say(f"note: {room} tokens are added at most: {opened.shape.context} are the context")
     if plan.layout.world > 1:
         sys.exit(_launched(asked, plan.layout.world, str(plan.layout)))
     write(opened.predictor(opened.model(), tokens), opened, asked)

@@ -17,8 +17,9 @@ from howdah.config.shipped import is_recipe, which
 from howdah.draw.found import found_data, show_choices, show_found
 from howdah.draw.found_svg import plot_devices
 from howdah.draw.pictures import put, require_place, require_svg
-from howdah.draw.tables import show_model, show_notes
+from howdah.draw.tables import short_count, show_model, show_notes
 from howdah.machines.cluster import Cluster
+from howdah.plan.layout import Home
 from howdah.plan.method import Precision
 from howdah.plan.support import unsupported
 from howdah.search.budget import Priced, affordable, parse_budget, priced, within
@@ -116,7 +117,7 @@ def find(model: str, wanted: Draft, asked: Asked) -> None:
         more = [*more, *_write(run, answer.best, asked)]
     if asked.plot:
         title = f"{name} on {cluster.device.name}"
-        put(plot_devices(answer.table, title), asked.plot)
+        put(plot_devices(answer.table, title), asked.plot, told=False)
     here = unsupported(best.shape, best.layout, precision=run.method.precision)
     profile = asked.profile or profile_for(cluster, run.method)
     by_time = uneven(answer.found.question, answer.best, profile) if not answer.table else ()
@@ -209,25 +210,42 @@ def _fewest(
 
 
 def _largest(question: Question, name: str, watch: Watch) -> tuple[Question, list[str]]:
-    """The question of the largest model of a kind, and lines on it and the largest preset."""
-    preset, other = largest_preset(question, watch), largest(question)
-    if other is None:
+    """The question of the largest model of a kind in the memory of the devices, else with states
+    off them; and lines on it, on the largest preset, and on those with states on the host.
+    """
+    tiers: list[tuple[str, tuple[Home, ...]]] = [("", ())]
+    if question.planned or question.cluster.device.cuda_names:  # the host of a CPU is the device
+        tiers.append((" with states on the host", ("host",)))
+    first, lines = None, list[str]()
+    for number in watch(range(2 * len(tiers))):
+        where, away = tiers[number // 2]
+        asked = replace(question, away=away)
+        if number % 2:
+            if preset := largest_preset(asked):
+                size = short_count(parameters(preset[1]).total)
+                lines.append(f"largest preset{where}: {preset[0]}, {size} parameters")
+        elif other := largest(asked):
+            first = first or other
+            lines.append(f"largest of its kind{where}: {_grown(question, other, name)}")
+    if first is None and (first := largest(question)):
+        lines.append(
+            f"largest of its kind with states on the disk: {_grown(question, first, name)}"
+        )
+    if first is None:
         raise UserError(nothing(search(question, refined=1), name))
-    shape = other.shape
+    return first, lines
+
+
+def _grown(question: Question, other: Question, name: str) -> str:
+    """The size of a model that has grown, and the settings that make it."""
     keys = ("layers", "width", "ffn_size", "heads", "kv_heads")
     changed = [
         f"model.{key}={now}"
         for key in keys
-        if (now := getattr(shape, key)) != getattr(question.shape, key)
+        if (now := getattr(other.shape, key)) != getattr(question.shape, key)
     ]
-    lines = [
-        f"largest of its kind: {parameters(shape).total / 1e9:,.3g}B parameters, {name} "
-        f"{' '.join(changed)}".rstrip()
-    ]
-    if preset:
-        size = parameters(preset[1]).total / 1e9
-        lines.append(f"largest preset that fits: {preset[0]}, {size:,.3g}B parameters")
-    return other, lines
+    size = short_count(parameters(other.shape).total)
+    return f"{size} parameters, {name} {' '.join(changed)}".rstrip()
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -284,7 +302,8 @@ def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence
         return
     shape, sequence = found.question.shape, found.question.sequence
     lines = [told] if (told := which(model, models=True)) else []
-    lines += [*show_model(name, shape, sequence), *answer.notes]
+    called = f"{name}, as large as fits" if asked.largest else name
+    lines += [*show_model(called, shape, sequence), *answer.notes]
     if table:
         lines += [
             "devices the least predicted time on each number of devices, where more devices "

@@ -54,6 +54,7 @@ from howdah.text.sources import unreadable
 from howdah.train.inputs import code_problems
 from howdah.train.job import Job
 from howdah.train.notes import algorithm_note, device_note, notes_of, rate_note, sample_note
+from howdah.train.run_folder import folder_problems
 
 if TYPE_CHECKING:
     from howdah.comm.launch import Seat
@@ -118,10 +119,12 @@ def start(
         members.require_joinable(job, at)
     members.require_certificates(job)
     lacks_room = [] if at else [*_lacks_room(job, machine, force=force)]
-    own = code_problems(job.train, job.method, ranks=job.processes)
-    if lacking := [*lacks_room, *_lacks_compiler(job), *own]:
-        raise UserError(several([*lacking, *file_problems(run)]))
+    own = [*code_problems(job.train, job.method, ranks=job.processes)]
     first = not among or os.environ["RANK"] == "0"
+    if first:
+        own += folder_problems(job.folder, job.data)
+    if lacking := [*lacks_room, *_lacks_compiler(job), *own]:
+        raise UserError(several([*dict.fromkeys([*lacking, *file_problems(run)])]))
     said = [which(str(recipe)), f"algorithms  {chosen}" if chosen else ""] if first else []
     notes = filter(None, _device_notes(run, job, machine) if first else ())
     said = [*filter(None, said), *(f"note        {note}" for note in notes)]

@@ -64,8 +64,9 @@ class Length(NamedTuple):
 class Answers:
     """What a recipe is made of.
 
-    on_cards  whether the devices are cards
-    devices   how many there are
+    on_cards   whether the devices are cards
+    devices    how many there are
+    precision  bf16, or float32 where they have none
     """
 
     model: str
@@ -74,6 +75,7 @@ class Answers:
     purpose: Purpose
     on_cards: bool
     devices: int
+    precision: str = "bf16"
 
 
 # -- answers -------------------------------------------------------------------
@@ -158,7 +160,8 @@ def recipe_table(answers: Answers) -> dict[str, Any]:
     if shape.family == "encoder" and not labelled:
         table["data"] |= {"mask_token": "<|mask|>"}
     table["batch"] = {"global_batch": _samples(answers, shape)}
-    table["method"] = {"precision": "bf16", "lr": {"peak": _rate(shape, tuned=tuned)}}
+    rate = {"peak": _rate(shape, tuned=tuned)}
+    table["method"] = {"precision": answers.precision, "lr": rate}
     if tuned:
         table["method"] |= {"optimizer": {"weight_decay": 0.01}}
     table["train"] = {"steps": TRIED}

@@ -152,8 +152,12 @@ def load_run(recipe: Path | str, overrides: Sequence[str] = ()) -> Run:
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        text = "; a folder of text is named in data.sources of a recipe"
-        hint = text if in_folder else meant(recipe)
+        if in_folder and isinstance(error, FileNotFoundError):
+            raise UserError(
+                f"{named(recipe)} is a folder in which no run has begun: it has no {RUN}; name a "
+                "recipe (.toml). A folder of text is named in a recipe's data.sources"
+            ) from error
+        hint = "" if in_folder else meant(recipe)
         raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}{hint}") from error
     except ValueError as error:
         hint = "" if path.suffix == ".toml" else "; a file of text is named in data.sources"

@@ -31,7 +31,7 @@ def show_found(found: Found, rows: Sequence[Priced] | None) -> list[str]:
         ),
     ]
     if found.ruled_out:
-        lines.append(f"out     {found.ruled_out.total():,} layouts, by the reason:")
+        lines.append(f"out     {found.ruled_out.total():,} other layouts, by the reason:")
         counted = [(f"{n:,}", why) for why, n in found.ruled_out.most_common()]
         lines += [f"  {line}" for line in columns(counted, "><")]
     return [*lines, f"note    {_apart(found)}"]
@@ -43,7 +43,8 @@ def show_choices(
     """Layouts as a table, with days and money if their costs are given, and another precision than
     the usual one.
     """
-    cells = [(*HEAD[:-1], *(("days", "USD") if rows else ()), "devices", HEAD[-1])]
+    kind = "rent" if rows and rows[0].cost.rent is not None else "purchase"
+    cells = [(*HEAD[:-1], *(("days", f"USD ({kind})") if rows else ()), "devices", HEAD[-1])]
     for number, one in enumerate(choices):
         takes = rows[number].takes() if rows else {}
         money = f"{takes['money']:,.0f}" if "money" in takes else "?"

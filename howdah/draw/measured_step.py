@@ -194,10 +194,8 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
         f"step        {took:.4f} s measured, {ideal:.4f} s simulated from the same actions: "
         f"{took / ideal - 1:+.1%}"
     )
-    yield (
-        f"bubble      {slowest.measured.bubble:.1%} measured, "
-        f"{slowest.simulated.bubble:.1%} simulated"
-    )
+    measured, simulated = [one.measured for one in found], [one.simulated for one in found]
+    yield f"bubble      {_bubble(measured):.1%} measured, {_bubble(simulated):.1%} simulated"
     called, beside = overlap(found[0])
     if called:
         share = f"{beside / called:.1%} of the {called:.4f} s in which there are calls"
@@ -206,6 +204,12 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
     for one in found:
         for rank, calls in zip(one.ranks, one.calls, strict=True):
             yield from _homes(rank, calls)
+
+
+def _bubble(pipelines: Sequence[Timeline]) -> float:
+    """The fraction of the time of all pipelines' ranks in which they do not compute."""
+    time = sum(len(one.spans) * one.makespan for one in pipelines)
+    return 1 - sum(sum(one.busy) for one in pipelines) / time if time else 0.0
 
 
 def away(one: StepComparison) -> list[float]:

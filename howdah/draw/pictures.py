@@ -39,8 +39,10 @@ def require_svg(file: Path | None) -> None:
         raise UserError(f"cannot write {named(file)}: drawings are SVG; name it {better}")
 
 
-def put(drawn: str, file: Path | None) -> None:
-    """Prints a drawing, or writes it to `file`. Raises UserError if that is impossible."""
+def put(drawn: str, file: Path | None, *, told: bool = True) -> None:
+    """Prints a drawing, or writes it to `file`, and tells so. Raises UserError if that is
+    impossible.
+    """
     if file is None:
         print(drawn)
         return
@@ -55,3 +57,5 @@ def put(drawn: str, file: Path | None) -> None:
         raise UserError(
             f"cannot write {named(file)}: {error.strerror}; name a file elsewhere"
         ) from error
+    if told and kind_of(file) == "file":
+        print(f"written {file}")

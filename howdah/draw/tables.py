@@ -39,8 +39,8 @@ CAUSES = {"memory": "memory-bound"}  # what the text calls a cause of time, if n
 def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
     """The parameters of a model, and its flops per token by three conventions, as lines."""
     count, flops = parameters(shape), conventions(shape, sequence)
-    active = f", {_count(count.active)} active" if count.active != count.total else ""
-    about = f" ({_count(count.total)}{active})" if count.total >= 1e6 else ""
+    active = f", {short_count(count.active)} active" if count.active != count.total else ""
+    about = f" ({short_count(count.total)}{active})" if count.total >= 1e6 else ""
     return [
         f"{name}: {count.total:,} parameters{about}",
         f"flops per token, forward and backward, sequences of {sequence:,}: "
@@ -351,7 +351,8 @@ def _scaled(value: float, units: Mapping[str, float], *, digits: int = 1) -> str
     return f"{value / units[unit]:,.{digits}f} {unit}"
 
 
-def _count(number: int) -> str:
+def short_count(number: int) -> str:
+    """Four digits of a count, such as 6.738B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.4g}{letter}"

@@ -23,7 +23,6 @@ from howdah.host.card_findings import judge_cards, read_cards
 from howdah.host.facts import Interface
 from howdah.host.finding import GIB, Finding, in_words
 from howdah.host.peak import PRECISIONS, Facts, Measured, data_sheet, facts_of, kept
-from howdah.host.precision import bf16_instructions, cpu_capabilities
 
 UNKNOWN = "not known on this system"
 
@@ -40,7 +39,7 @@ def doctor(cache: Path | None) -> list[Finding]:
         judge_memory(machine.memory(), machine.memory_limit()),
         judge_compiler({name: shutil.which(name) for name in ("cc", "gcc", "clang")}),
         judge_torch(torch.__version__, torch.get_num_threads(), min(allowed, quota or allowed)),
-        judge_bf16(cpu_capabilities(), torch.backends.cpu.get_cpu_capability()),
+        judge_bf16(machine.bf16_instructions(), torch.backends.cpu.get_cpu_capability()),
         *judge_cards(read_cards()),
         judge_network(machine.interfaces(), machine.gloo_address()),
         judge_ring(ring.refused()),
@@ -129,13 +128,12 @@ def judge_torch(version: str, threads: int, cores: float) -> Finding:
     return Finding("torch", value)
 
 
-def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Finding:
+def judge_bf16(names: Sequence[str] | None, vectors: str) -> Finding:
     """The finding on the CPU's instructions for bf16.
 
-    capabilities  of the CPU by name; None where torch cannot list them
-    vectors       the vector instruction set that torch uses, such as AVX2
+    names    of its instruction sets for bf16; None where they are not known
+    vectors  the vector instruction set that torch uses, such as AVX2
     """
-    names = bf16_instructions(capabilities)
     if names is None:
         return Finding("cpu", f"{vectors}, bf16 {UNKNOWN}")
     if names:

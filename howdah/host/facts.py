@@ -76,6 +76,16 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
     return next((name.strip() for key, _, name in pairs if key.strip() == "model name"), None)
 
 
+def parse_bf16(cpuinfo: str) -> list[str] | None:
+    """The CPU's instruction sets for bf16 in order, from the text of /proc/cpuinfo (flags on x86,
+    Features on ARM); None where it lists no instruction sets.
+    """
+    pairs = (line.partition(":") for line in cpuinfo.splitlines())
+    lists = (names for key, _, names in pairs if key.strip() in {"flags", "Features"})
+    names = next(lists, None)
+    return None if names is None else sorted({n for n in names.split() if "bf16" in n})
+
+
 def parse_busy(before: str, after: str) -> float:
     """The share of the processors' time that was not idle, from two texts of /proc/stat. What a
     hypervisor gave to others (steal) is not idle; waiting for a disk is.
@@ -121,6 +131,11 @@ def parse_ipv6(text: str) -> dict[str, list[str]]:
 def cpu_model() -> str:
     """The CPU's name; where the system has none, its architecture."""
     return parse_cpu_model(_text(PROC / "cpuinfo")) or platform.machine()
+
+
+def bf16_instructions() -> list[str] | None:
+    """The names of the CPU's instruction sets for bf16; None where that is not known."""
+    return parse_bf16(_text(PROC / "cpuinfo"))
 
 
 def allowed_cores() -> int:

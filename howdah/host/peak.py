@@ -1,7 +1,9 @@
 """The peak flop/s that `mfu` divides by: one number for a machine.
 
 An accelerator that a shipped cluster names has it from its data sheet (`machines/cards.py`).
-Otherwise it is measured: the best of many products of random matrices. Of matrices of ones a card
+Otherwise it is measured: the best of many products of random matrices, of which the first, the
+second or none is transposed: the products of a linear layer's backward and forward passes, whose
+speeds differ up to 15 times in bf16 on a CPU without instructions for it. Of matrices of ones a card
 draws less power, and keeps a higher clock than in training. What a measurement finds depends on
 what else runs at that moment, so it is made once and kept in howdah's cache, in a file for each
 combination of the facts that it depends on:
@@ -23,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import torch
 
@@ -43,6 +45,8 @@ LEAST, LONG = 3, 0.3
 # The least shares of its threads' time that an undisturbed measurement gets. Of short products in
 # bf16, several threads compute for two thirds of the time alone.
 BUSY, BUSY_TOGETHER = 0.9, 0.6
+Turned = Literal["", "first", "second"]  # which matrix of a product is transposed
+TURNED: tuple[Turned, ...] = get_args(Turned)
 PRECISIONS = (torch.float32, torch.bfloat16)  # of runs, mostly
 OTHERS = 0o022  # may write
 
@@ -160,11 +164,12 @@ def measure(facts: Facts, device: torch.device) -> Measured:
     torch.set_num_threads(facts.threads or before)
     try:
         best = 0.0, 0
-        for size in SIZES[device.type]:
-            flops = _products(facts.precision, size, device)
-            best = max(best, (flops, size))
-            if 2 * size**3 / flops > SECONDS:
-                break
+        for turned in TURNED:
+            for size in SIZES[device.type]:
+                flops = _products(facts.precision, size, device, turned=turned)
+                best = max(best, (flops, size))
+                if 2 * size**3 / flops > SECONDS:
+                    break
     finally:
         torch.set_num_threads(before)
         if device.type == "cuda":
@@ -174,16 +179,19 @@ def measure(facts: Facts, device: torch.device) -> Measured:
     return Measured(facts, *best, share=round(share, 3))
 
 
-def _products(precision: str, size: int, device: torch.device) -> float:
-    """Flop/s of the best product of two square matrices of random numbers. They have a generator of
-    their own: what a run draws afterwards does not depend on whether it has measured.
+def _products(precision: str, size: int, device: torch.device, *, turned: Turned) -> float:
+    """Flop/s of the best product of two square matrices of random numbers, one of them `turned`.
+    They have a generator of their own: what a run draws afterwards does not depend on whether it
+    has measured.
     """
     draw = torch.Generator(device).manual_seed(0)
     dtype, seconds = getattr(torch, precision), [0.0]
     matrix = torch.randn(size, size, generator=draw, dtype=dtype, device=device)
+    first = matrix.T if turned == "first" else matrix
+    second = matrix.T if turned == "second" else matrix
     while sum(seconds) < (SECONDS if len(seconds) > LEAST else LONG):
         began = perf_counter()
-        matrix @ matrix
+        first @ second
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(perf_counter() - began)

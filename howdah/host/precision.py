@@ -1,11 +1,8 @@
 """Which precisions a device computes in, and what to use where it lacks one."""
 
-from collections.abc import Mapping
-
-import torch
-
 from howdah.base.errors import UserError
 from howdah.host.card_findings import BF16
+from howdah.host.facts import bf16_instructions
 
 FP8 = (8, 9)  # the capability from which GPUs multiply in 8 bits
 
@@ -35,33 +32,24 @@ def lacks(precision: str, name: str, capability: tuple[int, int] | None) -> str:
     return f"{needs}, and {name} has {has}; use method.precision={instead}"
 
 
-def precision_lines(precision: str, device: str) -> list[str]:
-    """What a run tells of its precision on this device: that float32 is faster, if it is."""
+def precision_note(precision: str, device: str) -> str:
+    """That float32 is faster than the chosen precision on this device; empty if it is not."""
+    if precision != "bf16":
+        return ""
     slow = {name for name, capability in _cards(device) if capability and capability < BF16}
-    if device == "cpu" and bf16_instructions(cpu_capabilities()) == []:
+    if device == "cpu" and bf16_instructions() == []:
         slow = {"this processor"}  # some 80 times as slow as float32 on one with AVX2 alone
-    if precision != "bf16" or not slow:
-        return []
+    if not slow:
+        return ""
     name, faster = min(slow), "many times as fast" if device == "cpu" else "faster"
-    return [f"device      {name} has no arithmetic in bf16; method.precision=float32 is {faster}"]
-
-
-def cpu_capabilities() -> Mapping[str, object] | None:
-    """The CPU's instruction sets by name; None in a torch release that cannot list them."""
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    return None if ask is None else ask()
-
-
-def bf16_instructions(capabilities: Mapping[str, object] | None) -> list[str] | None:
-    """The names of a CPU's instruction sets for bf16, in order; None where that is not known."""
-    if capabilities is None:
-        return None
-    return sorted(name for name, there in capabilities.items() if "bf16" in name and there)
+    return f"{name} has no arithmetic in bf16; method.precision=float32 is {faster}"
 
 
 def _cards(device: str) -> list[tuple[str, tuple[int, int] | None]]:
     """Name and capability of each card that a run uses here."""
     if device != "cuda":
         return [("CPU", None)]
+    import torch
+
     cards = range(torch.cuda.device_count())
     return [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in cards]

@@ -334,8 +334,10 @@ def _with(tree: Any, path: list[str], value: float) -> Any:
 # -- sizes ---------------------------------------------------------------------
 
 
-def resized(cluster: Cluster, devices: int) -> Cluster:
+def resized(cluster: Cluster, devices: int, *, called: str = "") -> Cluster:
     """The same kind of machine with another number of devices.
+
+    called  how its user names it, such as ours.toml
 
     `devices` must be a multiple of a node's devices, or fewer than one node has; for a Grid, the
     size of one of its slices. Raises UserError, with the nearest possible sizes, for any other.
@@ -350,7 +352,7 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
         grid = cluster.network
         sizes = {prod(dims): dims for dims in (*grid.slices, grid.dims)}
         if devices not in sizes:
-            raise UserError(_no_size(cluster, devices, sorted(sizes)))
+            raise UserError(_no_size(cluster, called or cluster.name, devices, sorted(sizes)))
         network = replace(grid, dims=sizes[devices])
         nodes = max(1, devices // per_node)
         part = min(devices, per_node)
@@ -359,17 +361,24 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
         nics = max(1, cluster.nics * devices // per_node)
         return replace(cluster, nodes=1, devices_per_node=devices, nics=nics)
     if cluster.alone and devices != per_node:
-        raise UserError(_no_size(cluster, devices, [per_node]))
+        raise UserError(_no_size(cluster, called or cluster.name, devices, [per_node]))
     if devices < 1 or devices % per_node:
         below = devices // per_node * per_node
-        raise UserError(_no_size(cluster, devices, [n for n in (below, below + per_node) if n > 0]))
+        raise UserError(
+            _no_size(
+                cluster,
+                called or cluster.name,
+                devices,
+                [n for n in (below, below + per_node) if n > 0],
+            )
+        )
     return replace(cluster, nodes=devices // per_node)
 
 
-def _no_size(cluster: Cluster, devices: int, sizes: list[int]) -> str:
+def _no_size(cluster: Cluster, called: str, devices: int, sizes: list[int]) -> str:
     below = [size for size in sizes if size < devices][-1:]
     above = [size for size in sizes if size > devices][:1]
-    near = " or ".join(f"{cluster.name}x{size}" for size in (*below, *above))
+    near = " or ".join(f"{called}x{size}" for size in (*below, *above))
     held = f"has {cluster.devices_per_node} devices in a node"
     if isinstance(cluster.network, Grid):
         held = "comes in slices of fixed sizes"

@@ -56,7 +56,7 @@ def load_cluster(text: str, *, devices: int | None = None, own: Path | None = No
     cluster = parse_cluster(content, file=named(path.name))
     if cluster.profile:
         cluster = replace(cluster, profile=str(path.parent / cluster.profile))
-    return cluster if wanted is None else resized(cluster, wanted)
+    return cluster if wanted is None else resized(cluster, wanted, called=name)
 
 
 def measured_file(own: Path, ranks: int) -> Path:

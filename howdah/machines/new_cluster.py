@@ -131,7 +131,7 @@ def _link(said: str, like: dict[str, Any] | None, option: str) -> dict[str, Any]
     if said in LINKS:
         return {"link": said}
     if re.match(r"\d", said):
-        return {"link": "other", "bandwidth": said, "latency": LATENCY}
+        return {"link": option.removeprefix("--"), "bandwidth": said, "latency": LATENCY}
     raise UserError(
         f"{option} must be a known link, such as pcie4, or a bandwidth, such as '25 Gb/s', and is "
         f"{shown(said)}{nearest(said, LINKS)}"

@@ -298,7 +298,8 @@ def _defaults(layout: Layout) -> dict[str, object]:
         values["inside"] = most_inside(layout.cp) if layout.context == "both" else None
     if layout.virtual == 1:
         values["virtual"] = family_of(layout).stages
-    if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
+    replicas = layout.dp * layout.cp if layout.dp else None
+    if layout.zero and layout.shard == replicas:  # without zero it is refused, whatever its size
         values["shard"] = None
     if layout.hpz is not None and layout.dp is not None and layout.hpz == layout.sharers:
         values["hpz"] = None  # the first copy is inside a node

@@ -9,7 +9,7 @@ from howdah.search.search import Choice
 from howdah.sim.cost import Cost, Rates, run_cost
 
 UNITS = {"days": "days", "money": "USD"}
-SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
 class Priced(NamedTuple):
@@ -35,10 +35,12 @@ def parse_budget(text: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for word in text.split():
-        match = re.fullmatch(r"([a-z]+)<(\d{1,15}(?:\.\d{1,12})?)([KMB]?)", word)
+        match = re.fullmatch(r"([a-z]+)<(\d{1,15}(?:\.\d{1,12})?)([kKMB]?)", word)
         if match is None or match[1] not in UNITS:
             name = re.split(r"[^a-z]", word)[0]
-            near = "" if match is None and name in UNITS else nearest(name, UNITS)
+            near = "" if not name or (match is None and name in UNITS) else nearest(name, UNITS)
+            if word[:1].isdigit():
+                near = f" ({' or '.join(f'{unit}<{word}' for unit in UNITS)}?)"
             raise UserError(
                 f"--budget {shown(word)} cannot be read{near}; write it like 'days<30 money<2M'"
             )

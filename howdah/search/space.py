@@ -84,6 +84,7 @@ class Question:
     planned       also layouts that can be planned, but not run; on GPUs also homes
     comm          by which algorithms messages travel
     short         of memory: homes on GPUs are searched, too
+    away          where homes may be
     """
 
     shape: ModelShape
@@ -95,6 +96,7 @@ class Question:
     planned: bool = False
     comm: Comm = field(default_factory=Comm)
     short: bool = False
+    away: tuple[Home, ...] = ("host", "disk")
 
     @property
     def devices(self) -> int:
@@ -117,7 +119,7 @@ class Question:
             number
             for number, one in enumerate(HOMES)
             if one
-            and all(there[home] for home in one.values())
+            and all(home in self.away and there[home] for home in one.values())
             and all(held <= every[home] for home, held in states(self, number).items())
         ]
 

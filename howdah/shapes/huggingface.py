@@ -89,6 +89,8 @@ def _as_llama(config: Config) -> str:
     if not {"layers", "width", "heads", "ffn_size", "vocab"} <= given.keys():
         return ": choose one of these models"
     keys = " ".join(f"model.{name}={size}" for name, size in given.items())
+    if config.get("tie_word_embeddings") is True:  # the preset's head is a matrix of its own
+        keys += " model.tie_embeddings=true"
     return f"; to plan a Llama of its sizes, give them to a preset: howdah plan llama2-7b {keys}"
 
 

@@ -242,10 +242,7 @@ def own_profile(device: Device) -> Profile:
 def named_profile(name: str) -> Profile:
     """The profile that a user asks for. Raises UserError for an unknown name."""
     if name not in profile_names():
-        raise UserError(
-            f"no profile is called {shown(name)}{nearest(name, profile_names())}; there are "
-            f"{', '.join(profile_names())}"
-        )
+        raise UserError(f"no profile is called {shown(name)}{nearest(name, profile_names())}")
     return load_profile(name)
 
 

@@ -195,15 +195,16 @@ class Checkpointer:
             average = self._of_average(length, micro, limit)
             values = {**values, "average_loss": average.loss}
             of_average = f"; of the average of the weights {average.loss:.4f}"
-        if self._records:
-            self._records.held_out(step=step, values=values, whole=not limit)
         there = self.corpus.held_out.windows(length)
-        part = f"{limit} of {there:,} samples" if 0 < limit < there else "all of it"
+        whole = not 0 < limit < there
+        if self._records:
+            self._records.held_out(step=step, values=values, whole=whole)
+        part = "all of it" if whole else f"{limit} of {there:,} samples"
         hidden = self.corpus.mask is not None  # whose bits are not those of a text
         bits = "" if hidden else f", {held_out.bits_per_byte:.3f} bits per byte"
         bits = f", {held_out.scores}" if held_out.scores else bits
         self.say(f"held-out at step {step}, {part}: loss {held_out.loss:.4f}{bits}{of_average}")
-        self._whole = None if limit else (step, held_out)
+        self._whole = (step, held_out) if whole else None
         return held_out
 
     def at_end(self, step: int) -> HeldOut:

@@ -138,11 +138,12 @@ def speed(job: Job, mesh: Mesh, monitor: SpeedMonitor) -> list[str]:
     if not monitor.last or not monitor.seconds:
         return []
     rate, world = monitor.tokens / monitor.seconds, mesh.layout.world
+    full, causal = monitor.mfu
     ranks = "1 rank" if world == 1 else f"{world} ranks"
     lines = [
         f"speed       {rate:,.0f} tokens/s on {mesh.layout} ({ranks}), "
-        f"mfu {monitor.last.mfu:.1%} of {monitor.peak / 1e9:,.0f} Gflop/s per rank "
-        f"({monitor.peak_source}; full attention square, {monitor.last.mfu_causal:.1%} causal)"
+        f"mfu {full:.1%} of {monitor.peak / 1e9:,.0f} Gflop/s per rank "
+        f"({monitor.peak_source}; full attention square, {causal:.1%} causal)"
     ]
     predicted = predicted_bytes(job, mesh, monitor.steps, monitor.packed)
     counted = counted_bytes(mesh)

@@ -22,7 +22,7 @@ from howdah.comm.both import explain_losses_in
 from howdah.comm.transport import Transport
 from howdah.host.devices import device_lines, own_device
 from howdah.host.peak import Peak, peak_flops
-from howdah.host.precision import precision_lines
+from howdah.host.precision import precision_note
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.compile import compile_model
@@ -180,7 +180,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))  # 5
     of_device = device_lines(device, ranks_here(mesh))
-    of_device += precision_lines(job.method.precision, device.type)
+    if slow := precision_note(job.method.precision, device.type):
+        of_device.append(f"device      {slow}")
     predicted = predict_lines(job.plan, mesh, placed.homes)
     for line in [*of_device, *predicted, *predicted_time(job), length]:
         tell(line)

@@ -137,6 +137,12 @@ class SpeedMonitor:
             self._mark, self._steps, self._tokens = self._now()._replace(sent=sent), 0, 0
             reset_peak(self._mesh.device)
 
+    @property
+    def mfu(self) -> tuple[float, float]:
+        """Model flops utilization of all stretches so far: full attention, and causal."""
+        rate = self.tokens / max(self.seconds, 1e-9) / self._mesh.layout.world / self.peak
+        return rate * self._full, rate * self._causal
+
     def _measure(self, result: StepResult, step: int, rate: float, sent: int) -> StepMetrics:
         mark, now = self._mark, self._now()
         seconds = max(now.clock - mark.clock, 1e-9)

@@ -22,13 +22,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import IO
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, named
 from howdah.base.files import kind_of, no_file
 from howdah.checkpoint.folders import clean
+from howdah.host.facts import nearest_there
 from howdah.plan.trace_file import FOLDER
+from howdah.text.sources import Data, on_disk, texts
 from howdah.text.template import CHAT
 
 TOKENIZER = "tokenizer.json"
@@ -37,6 +39,7 @@ LOCK = "lock"
 SERVER = "server-"
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 LAYOUT, LOG = "layout.txt", "log.txt"
+ANOTHER = "give another with folder=PATH"
 BEFORE_STEPS = {
     *("run.toml", LAYOUT, "history.jsonl", TOKENIZER, CHAT, LOG, METRICS, "tensorboard", LOCK)
 }
@@ -71,10 +74,28 @@ def make_run_folder(folder: Path) -> list[Path]:
     return made
 
 
+def folder_problems(folder: Path, data: Data) -> Iterator[str]:
+    """Yields why a run with this text cannot have its folder there. A folder is made and removed in
+    the nearest one that is there.
+    """
+    try:
+        Path(mkdtemp(prefix=".howdah-", dir=nearest_there(folder))).rmdir()
+    except OSError as error:
+        yield str(_unwritable(folder, error))
+    for above in folder.absolute().parents:
+        if kind_of(above / CHECKPOINTS) == "folder" and kind_of(above / LOCK) == "file":
+            yield f"the run folder {folder} is in that of another run, {above}; {ANOTHER}"
+            break
+    for key, text in texts(data):
+        if on_disk(text) and folder.resolve().is_relative_to(Path(text.path).resolve()):
+            yield (
+                f"the run folder {folder} is in the text of {key}, {named(text.path)}, which would "
+                f"change with what the run writes; {ANOTHER}"
+            )
+
+
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write the run folder {folder}: {error.strerror}; give another with folder=PATH"
-    )
+    return UserError(f"cannot write the run folder {folder}: {error.strerror}; {ANOTHER}")
 
 
 def _remove_empty(folder: Path, made: list[Path]) -> None:

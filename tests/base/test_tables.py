@@ -82,6 +82,12 @@ def test_a_value_of_another_type_is_told(value, sentence):
     assert sentence in problem and "\n" not in problem
 
 
+def test_unknown_keys_of_a_file_of_another_kind_share_one_list():
+    """A recipe in place of a cluster file repeated all known keys seven times."""
+    (problem,) = read_table(Outer, {"number": 1, "qqq": 1, "zzz": 2}).problems
+    assert problem.startswith("unknown keys 'qqq', 'zzz'; known are: ")
+
+
 def test_a_number_that_no_float_holds_is_out_of_every_bound():
     found = read_table(Outer, {"number": -(10**400), "share": 10**400})
     assert found.problems == []

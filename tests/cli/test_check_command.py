@@ -56,6 +56,28 @@ def test_a_device_that_is_not_there(refused, recipe):
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
+def test_a_run_folder_that_cannot_be_one(refused, recipe, text, tmp_path, command):
+    """`check` found it sound, and `train` failed, or trained on what it wrote itself."""
+    another = "give another with folder=PATH"
+    (tmp_path / "file").touch()
+    told = refused(command, recipe, f"folder={tmp_path}/file/run")
+    assert told == f"cannot write the run folder {tmp_path}/file/run: Not a directory; {another}"
+    told = refused(command, recipe, f"folder={text}/run")
+    assert told == (
+        f"the run folder {text}/run is in the text of data.sources[0], {text}, which would change "
+        f"with what the run writes; {another}"
+    )
+    (tmp_path / "old" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "old" / "lock").touch()
+    told = refused(command, recipe, f"folder={tmp_path}/old/new")
+    assert (
+        told
+        == f"the run folder {tmp_path}/old/new is in that of another run, {tmp_path}/old; {another}"
+    )
+    assert not (text / "run").exists() and not (tmp_path / "old" / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
 def test_a_home_on_a_disk_that_is_not_there(refused, recipe, tmp_path, command):
     """`check` did not look at the disk, and `train` failed while it opened its file."""
     (tmp_path / "file").touch()
@@ -223,7 +245,7 @@ def test_what_is_here_comes_first_and_is_told(run, tmp_path):
     (tmp_path / "here" / "laptop").mkdir()
     (tmp_path / "here" / "laptop" / "run.toml").write_text(own)
     shipped = "`howdah recipes laptop` prints the recipe that ships"
-    first, second = run("check", "laptop")[1].splitlines()
+    first, second, *_ = run("check", "laptop")[1].splitlines()
     assert first == f"laptop is what this folder has under that name; {shipped}"
     assert second.startswith("laptop: sound: run on dp4 x1")
     out = run("plan", "laptop")[1]
@@ -238,7 +260,7 @@ def test_a_recipe_of_ones_own_beside_one_that_ships_is_told(run, tmp_path):
     """After `howdah recipes laptop > laptop.toml`, `train laptop` trained the one that ships."""
     own = (FOLDER / "laptop.toml").read_text("utf-8").replace('"dp2"', '"dp4"')
     (tmp_path / "here" / "laptop.toml").write_text(own)
-    first, second = run("check", "laptop")[1].splitlines()
+    first, second, *_ = run("check", "laptop")[1].splitlines()
     assert first == "laptop is the recipe that ships; that of this folder is laptop.toml"
     assert second.startswith("laptop: sound: laptop on dp2")
     assert run("check", "laptop.toml")[1].startswith("laptop.toml: sound: laptop on dp4")

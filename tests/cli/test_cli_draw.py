@@ -20,7 +20,10 @@ def test_simulate_draws_a_step_and_writes_pictures_and_traces(howdah, tmp_path):
     code, out, _ = howdah("simulate", RECIPE, "layout=pp2 x4")
     assert code == 0 and out.startswith("1f1b: 2 ranks, 4 micro-batches\nrank 0  F0")
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
-    assert howdah("simulate", RECIPE, "--svg", svg, "--trace", trace)[:2] == (0, "")
+    assert howdah("simulate", RECIPE, "--svg", svg, "--trace", trace)[:2] == (
+        0,
+        f"written {trace}\nwritten {svg}\n",
+    )
     assert svg.read_text().startswith("<svg ") and json.loads(trace.read_text())["traceEvents"]
 
 
@@ -77,7 +80,7 @@ def test_draw_schedule(howdah, tmp_path):
     code, out, _ = howdah("draw", "schedule", "1f1b", "--pp", 3, "--micros", 4)
     assert code == 0 and "rank 1    F0F1    B0··F2B1··F3B2··  B3··" in out
     svg = tmp_path / "1f1b.svg"
-    assert howdah("draw", "schedule", "1f1b", "--svg", svg)[:2] == (0, "")
+    assert howdah("draw", "schedule", "1f1b", "--svg", svg)[:2] == (0, f"written {svg}\n")
     assert svg.read_text().startswith("<svg ")
 
 
@@ -154,7 +157,7 @@ def test_draw_a_plan(howdah, tmp_path, what):
     code, out, _ = howdah("draw", *words)
     assert code == 0 and "pp2 dp4 tp2 zero1 sp 1f1b x8" in out
     svg = tmp_path / "plan.svg"
-    assert howdah("draw", *words, "--svg", svg)[:2] == (0, "")
+    assert howdah("draw", *words, "--svg", svg)[:2] == (0, f"written {svg}\n")
     assert svg.read_text().startswith("<svg ")
     assert howdah("draw", what, "laptop")[0] == 0  # a model alone is drawn on one device
 

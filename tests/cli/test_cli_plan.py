@@ -293,7 +293,7 @@ def test_what_fits_nowhere_near_is_told(howdah):
         (["llama3-8b", "--cluster", "h100", "--rent", "2"], "say how long it is, with --tokens"),
         (
             ["llama3-8b", "--cluster", "h100", "--tokens", "1T", "--rent", "-2"],
-            "--rent '-2 USD/h' is not a number and a unit, like '2 USD/h'",
+            "--rent '-2' is below 0; give USD per device and hour",
         ),
         (["x" * 5000], "that are known the nearest are"),
         (["none.toml"], "cannot read the recipe none.toml: No such file"),

@@ -8,6 +8,9 @@ import tomllib
 
 import pytest
 
+from howdah.cli import auto, init
+from howdah.host import precision as host_precision
+
 DATA = "synthetic:1MB"
 ALL = ("--model", "laptop", "--data", DATA, "--machine", "here", "--length", "20 steps")
 
@@ -32,12 +35,36 @@ def here(tmp_path, monkeypatch):
 def test_answers_by_options_make_a_sound_recipe(howdah, here, words, expected):
     code, out, error = howdah("init", "mine.toml", "--data", DATA, *words)
     assert code == 0, error
-    assert out.startswith("sound: mine on ") and out.endswith(": howdah train mine.toml\n")
+    assert "\nsound: mine on " in out and out.endswith(": howdah train mine.toml\n")
     found = tomllib.loads((here / "mine.toml").read_text())
     assert expected.items() <= found["train"].items() and found["layout"] != "auto"
     code, out, _ = howdah("check", "mine.toml")
     assert code == 0 and out.startswith("mine.toml: sound: mine on ")
     assert [path.name for path in here.iterdir()] == ["mine.toml"]
+
+
+@pytest.mark.parametrize(("there", "precision"), [([], "float32"), (["amx_bf16"], "bf16")])
+def test_a_recipe_for_this_machine_is_in_a_precision_that_it_has(
+    howdah, here, monkeypatch, there, precision
+):
+    """A recipe of half an hour took 34 on a processor without bf16, and nothing said so."""
+    for module in (init, auto, host_precision):
+        monkeypatch.setattr(module, "bf16_instructions", lambda: there)
+    code, out, error = howdah("init", "mine.toml", "--data", DATA, "--length", "30 minutes")
+    assert code == 0, error
+    asked = "no terminal to ask on, so as usual: --model 'laptop' --machine 'here' --for 'scratch'"
+    assert out.startswith(f"{asked}\n")
+    found = tomllib.loads((here / "mine.toml").read_text())
+    assert found["method"]["precision"] == precision
+    slow = "note: this processor has no arithmetic in bf16; method.precision=float32 is many times"
+    said = howdah("check", "mine.toml", "method.precision=bf16")[1]
+    assert (slow in said) == (not there)
+    assert slow not in howdah("check", "mine.toml", "method.precision=float32")[1]
+    if not there:  # its time is another one, too
+        words = ("--data", DATA, "--length", "30 minutes", "--machine", "laptop-cpu")
+        assert howdah("init", "other.toml", *words)[0] == 0
+        other = tomllib.loads((here / "other.toml").read_text())
+        assert other["method"]["precision"] == "bf16"
 
 
 def test_a_length_in_minutes_is_as_many_steps_as_are_predicted(howdah, here):

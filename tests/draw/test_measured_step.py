@@ -98,6 +98,25 @@ def test_what_went_as_simulated_is_simulated_as_it_went(words):
         assert one.measured.bubble == pytest.approx(truth.bubble)
 
 
+def test_the_bubble_is_that_of_all_pipelines():
+    """It was that of the slowest pipeline alone, below rows of all ranks."""
+    plan = plan_of("dp2 pp2 1f1b x4")
+    traces = measure(plan)
+    slow = axis(plan.layout, "pp").group(0)
+    for rank in slow:
+        for one in traces[rank].steps:
+            one.spans[:] = [s._replace(start=2 * s.start, end=2 * s.end) for s in one.spans]
+    found = compare_step(plan, traces)
+    assert len({round(one.measured.makespan, 6) for one in found}) == 2
+    text = [*report(found, str(plan.layout))]
+    rows = [row.split() for row in text[2 : 2 + plan.layout.world]]
+    computes, waits = (sum(float(row[n].rstrip("s")) for row in rows) for n in (1, 2))
+    line = next(line for line in text if line.startswith("bubble"))
+    assert float(line.split()[1].rstrip("%")) == pytest.approx(
+        100 * waits / (computes + waits), abs=0.06
+    )
+
+
 def test_the_step_of_median_length_is_shown_with_the_costs_of_all():
     plan = plan_of("pp2 1f1b x4")
     (one,) = compare_step(plan, measure(plan, (3, 4, 5), slow={3: 1.0, 4: 3.0, 5: 1.5}))

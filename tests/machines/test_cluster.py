@@ -20,7 +20,7 @@ from howdah.machines.cluster import (
     peak,
     resized,
 )
-from howdah.machines.cluster_file import cluster_names, load_cluster
+from howdah.machines.cluster_file import FOLDER, cluster_names, load_cluster
 
 SHIPPED = {name: load_cluster(name) for name in cluster_names()}
 
@@ -304,6 +304,14 @@ def test_a_size_that_does_not_exist_names_the_nearest(text, sentence):
     with pytest.raises(UserError) as refused:
         load_cluster(text)
     assert sentence in str(refused.value)
+
+
+def test_a_file_of_ones_own_is_named_as_it_was_given(tmp_path):
+    """`oursx12` was proposed for ours.toml, and is no cluster."""
+    own = tmp_path / "ours.toml"
+    own.write_text((FOLDER / "h100.toml").read_text())
+    with pytest.raises(UserError, match=f"use {own}x8 or {own}x16"):
+        load_cluster(f"{own}x12")
 
 
 @pytest.mark.parametrize(

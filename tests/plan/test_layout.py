@@ -119,6 +119,7 @@ def test_spellings(text, layout, printed):
         ("dp2 server", "'server' needs a number: parameter servers beside the replicas (server2)"),
         ("dp2 servers2", "unknown word 'servers2'; did you mean 'server'?"),
         ("dp4 shard2", "shard2 shares out nothing; add zero1, zero2 or zero3"),
+        ("dp2 shard2", "shard2 shares out nothing; add zero1, zero2 or zero3"),
         ("dp2 zero1 accumulate=shard", "which begins with zero2"),
         ("dp2 sp", "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"),
         ("dp2 context=all-to-all", "add cp2 or more"),

@@ -266,13 +266,14 @@ def test_a_plan_of_what_is_read_has_no_notes(tmp_path):
 def test_another_family_is_answered_with_a_llama_of_its_sizes(tmp_path):
     sizes = {"num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8}
     gemma = {"model_type": "gemma", **sizes, "intermediate_size": 16384, "vocab_size": 256000}
+    gemma |= {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(gemma))
     with pytest.raises(UserError) as refused:
         sizes_of(tmp_path)
     command = str(refused.value).partition("howdah plan ")[2]
     found = draft(command.split()[0], Draft(keys=tuple(command.split()[1:])), devices=None).shape
     assert (found.layers, found.width, found.heads) == (18, 2048, 8)
-    assert (found.ffn_size, found.vocab) == (16384, 256000)
+    assert (found.ffn_size, found.vocab, found.tie_embeddings) == (16384, 256000, True)
     for strange in ({"model_type": "mamba", "d_model": 8}, {"model_type": ["x"]}, {}):
         (tmp_path / "config.json").write_text(json.dumps(strange))
         with pytest.raises(UserError, match="choose one of these models"):

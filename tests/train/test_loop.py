@@ -40,6 +40,15 @@ def test_the_same_run_twice_gives_the_same_bits(workers, make_job, tmp_path):
     assert losses(tmp_path / "a")[20] < 0.9 * losses(tmp_path / "a")[1]  # it learns, too
 
 
+def test_all_of_a_short_text_is_evaluated_once_after_the_last_step(make_job, tmp_path):
+    """What is held out was less than a part of it is, and the last evaluation was made twice."""
+    often = ("train.evaluate_every=2", "train.evaluate_samples=100000", "train.steps=2")
+    train(make_job("a", *often), SingleRank())
+    log = (tmp_path / "a" / "log.txt").read_text()
+    assert log.count("held-out at step 2, all of it") == log.count("held-out at step") == 1
+    assert [*metrics(tmp_path / "a", "held_out_all")] == [2]
+
+
 def test_a_run_that_is_over_says_so(workers, make_job, tmp_path):
     job = make_job("a", "layout=dp2", "train.steps=2")
     train_on(workers, job)

@@ -3,12 +3,14 @@
 import json
 from unittest.mock import patch
 
+import pytest
 from small_runs import metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from howdah.comm.transport import SingleRank
 from howdah.host.measured import Used
-from howdah.train import monitor
+from howdah.host.peak import Peak
+from howdah.train import loop, monitor
 from howdah.train.loop import train
 from howdah.train.metrics import Busy
 
@@ -37,6 +39,19 @@ def test_the_peaks_of_a_card_are_those_of_each_stretch(make_job, tmp_path):
     board = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
     drawn = [event.value for event in board.Scalars("memory/max_reserved(GiB)")]
     assert drawn == [2 * size / 1024 for size in (1, 2, 3, 4)]
+
+
+def test_the_last_line_has_the_mfu_of_the_whole_run(make_job, tmp_path):
+    """It had the rate of the run beside the mfu of its last stretch."""
+    with patch.object(loop, "peak_of", lambda *given: Peak(1e6, "told")):
+        train(make_job("a", "train.log_every=1", "train.steps=7"), SingleRank())
+    rows = metrics(tmp_path / "a").values()
+    log = (tmp_path / "a" / "log.txt").read_text()
+    said = next(line for line in log.splitlines() if line.startswith("speed "))
+    rate = float(said.split()[1].replace(",", ""))
+    mfu = float(said.partition("mfu ")[2].partition("%")[0])
+    for row in rows:  # one number of flops for each token, and one peak
+        assert mfu == pytest.approx(100 * row["mfu"] / row["tps"] * rate, rel=0.05)
 
 
 def test_a_cpu_has_no_reserved_memory(make_job, tmp_path):

@@ -1,6 +1,8 @@
 """Mutations break what they say, and nothing else."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from howdah.verify.mutations import (
     skip_the_tie,
 )
 from howdah.verify.verify import verify
+
+ROOT = Path(__file__).parents[2]
 
 NAMES = ["a wrong count", "a norm counted twice", "a shifted micro-batch"]
 
@@ -193,3 +197,20 @@ def test_a_shift_moves_the_labels_of_the_first_micro_batch_of_one_rank(rank):
     assert same is (rank != 0)
     # As many labels as before: a count would give the break away.
     assert (moved[0].labels != MASKED).sum() == (batch[0].labels != MASKED).sum()
+
+
+def test_the_page_names_every_control():
+    """Eleven of them were missing in its table."""
+    sources = (ROOT / "howdah" / "verify").glob("*mutations.py")
+    text = "".join(path.read_text() for path in sources)
+    names = {
+        *re.findall(r'Mutation\("([^"]+)"', text),
+        *re.findall(r'^ +"([a-z\' -]+)": [a-z_]+,$', text, re.M),
+    }
+    names |= {
+        *re.findall(r'found\["([^"]+)"\]', text),
+        *re.findall(r'\{"([a-z\' ]+)": [a-z_]+\}', text),
+    }
+    page = (ROOT / "docs" / "verify.md").read_text()
+    assert len(names) == 23
+    assert [name for name in sorted(names) if f"\n| {name} |" not in page] == []
