@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 .PHONY: train test slow proofs steady matrix flight cluster gpu wheel check size clean
 
-# Without bf16 instructions: make train ARGS="method.precision=float32 folder=runs/float32"
+# ARGS go to howdah: make train ARGS="train.steps=100 folder=runs/short"
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml $(ARGS)
 

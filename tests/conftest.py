@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-from selection import EIGHTHS, eighth_of, is_of_processes
+from selection import EIGHTHS, eighth_of, is_of_processes, later_cases
 from small_runs import RECIPE
 
 from howdah.comm.spawn import Workers
@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if is_of_processes(item.path, item.fixturenames):
             item.add_marker("processes")
+    for item in later_cases(items):
+        item.add_marker("slow")
     if config.option.slow_eighth is not None:
         others = [
             item

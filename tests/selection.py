@@ -2,6 +2,7 @@
 
 slow        take minutes. Each belongs to an eighth, by a checksum of its name, so that it stays
             there whatever is added. A landing runs the eighth that its commit's hash names.
+slow_after  of the cases of a parametrized test, the first ones are run always, the others are slow.
 processes   start processes or threads, or read a clock: what else runs on the machine reaches
             these. `make steady` runs them again and again. A test is one of them if it asks for
             the workers, or if its file imports such a module itself, by a helper beside it, or
@@ -9,6 +10,7 @@ processes   start processes or threads, or read a clock: what else runs on the m
 """
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -19,6 +21,22 @@ FIXTURES = {"workers", "ended_workers", "howdah"}
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+
+
+def later_cases(items):
+    """The items that are slow by `slow_after(n)`: of the cases of a test that are not slow anyway,
+    those after the first n.
+    """
+    seen, later = Counter(), []
+    for item in items:
+        mark = item.get_closest_marker("slow_after")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        if seen[test] > mark.args[0]:
+            later.append(item)
+    return later
 
 
 def eighth_of(test):

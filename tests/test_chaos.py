@@ -67,6 +67,7 @@ def test_a_ledger_tells_what_is_lost_and_what_was_applied_twice(chaos, tmp_path)
         assert not served.verdict([{**rows[0], **wrong}])["survived"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["ranks", pytest.param("held out", marks=pytest.mark.slow)])
 def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, moment):
     import signals

@@ -25,12 +25,18 @@ from howdah.comm.group import Group
 from howdah.comm.transport import OneLink
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Run, parse_run
+from howdah.draw.found import found_data
 from howdah.draw.tables import prediction_data
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import KNOWN, Layout, parse_layout
+from howdah.plan.method import Method
 from howdah.plan.support import unsupported
+from howdah.search.budget import priced
+from howdah.search.search import search
+from howdah.search.space import Question
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS, preset
+from howdah.sim.cost import hourly
 from howdah.sim.predict import predict
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -161,6 +167,16 @@ def test_every_key_of_a_plan_as_json_is_documented():
     rows = table("planning.md", "For programs")
     assert list(rows) == list(data)
     assert {inner for inner in data["run"] if f"`{inner}`" not in rows["run"][0]} == set()
+
+
+def test_every_key_of_a_search_as_json_is_documented():
+    method = Method(precision="bf16")
+    question = Question(preset("llama3-1b"), load_cluster("h100x2"), method, 1024, 8, micro_batch=1)
+    found = search(question, refined=1)
+    data = found_data(found, [*priced(found.best[:1], 10**9, hourly(question.cluster))])
+    rows = table("planning.md", "A search for programs")
+    assert {*rows} == {*data, "by_devices", "notes"}
+    assert {inner for inner in data["best"][0] if f"`{inner}`" not in rows["best"][0]} == set()
 
 
 # -- the library ---------------------------------------------------------------------------

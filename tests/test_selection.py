@@ -28,6 +28,18 @@ def test_quick():
 def test_slow(n):
     pass
 """
+MOSTLY_SLOW = """
+import pytest
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("n", [pytest.param(0, marks=pytest.mark.slow), 1, 2, 3, 4])
+def test_cases(n):
+    pass
+
+@pytest.mark.slow_after(1)
+def test_one():
+    pass
+"""
 
 
 # -- eighths of the slow tests -----------------------------------------------------------
@@ -42,9 +54,9 @@ for words in sessions:
 """
 
 
-def selected(folder, *sessions):
+def selected(folder, *sessions, source=MADE_UP):
     """Of sessions of pytest with some words each: the tests that were run, then the exit code."""
-    (folder / "test_made_up.py").write_text(MADE_UP)
+    (folder / "test_made_up.py").write_text(source)
     done = subprocess.run(
         [sys.executable, "-c", SESSIONS, str(ROOT / "pyproject.toml"), str(folder), *sessions],
         cwd=folder,
@@ -68,6 +80,13 @@ def test_an_eighth_of_the_slow_tests_joins_the_quick_ones(tmp_path):
     )
     joined = ["test_made_up.py::test_quick", slow[1], "0"]
     assert told == [*joined, "0", *slow, "0"]  # that none is selected is no failure
+
+
+def test_of_a_test_s_cases_the_first_are_quick(tmp_path):
+    test = "test_made_up.py::test_cases"
+    told = selected(tmp_path, "", "-m slow", source=MOSTLY_SLOW)
+    quick = [f"{test}[1]", f"{test}[2]", "test_made_up.py::test_one", "0"]
+    assert told == [*quick, *(f"{test}[{n}]" for n in (0, 3, 4)), "0"]
 
 
 def test_the_parts_of_a_long_proof_are_one_in_each_eighth():

@@ -70,6 +70,7 @@ def test_a_session_that_breaks_off_is_a_failure(run, checkout, tmp_path):
     assert broke.startswith("(ended with 7 after test_small.py::test_end")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_stopped(run, checkout, monkeypatch, capsys):
     def main(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])

@@ -24,6 +24,7 @@ def wheel(tmp_path_factory):
     return Path(done.stdout.strip())
 
 
+@pytest.mark.slow
 def test_a_wheel_serves_all_pythons_and_old_systems(wheel):
     """The tag of Debian 8 or CentOS 7; the engine lies inside."""
     assert "-py3-none-manylinux_2_17_" in wheel.name

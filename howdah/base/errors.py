@@ -7,6 +7,7 @@ to the command line, which prints it and exits with code 2. A defect of howdah i
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from shlex import quote
 
 MANY = 25  # the most names that a sentence lists
 TOLD = 12  # the most problems that a sentence lists
@@ -69,6 +70,11 @@ def named(path: object) -> str:
     """A path for an error message: unchanged, unless it is unprintable or very long."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 4 * LONGEST else shown(text)
+
+
+def pasted(path: object) -> str:
+    """A path in a command that is to be pasted into a shell."""
+    return quote(str(path))
 
 
 def brief(error: object) -> str:

@@ -115,6 +115,8 @@ def path_problem(text: str) -> str:
     """Why a text cannot be a path; empty if it can."""
     if problem := word_problem(text):
         return problem
+    if text.split("/", maxsplit=1)[0] == "~":
+        return "~ is not expanded here; write the folder that it means"
     if max(map(len, text.encode().split(b"/"))) > LONGEST_NAME or len(text) > LONGEST_PATH:
         return f"a path has at most {LONGEST_PATH:,} characters, and {LONGEST_NAME} in each name"
     return ""

@@ -92,18 +92,26 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(rubbish, ignore_errors=True)
 
 
-def prune(folder: Path, saved: int, *, keep: int, best: Collection[int]) -> None:
+def after(folder: Path, start: int) -> set[int]:
+    """The steps that a run which goes on from `start` has passed over, as it begins: damaged."""
+    return {step for step in numbered(folder) if step > start}
+
+
+def prune(
+    folder: Path, saved: int, *, keep: int, best: Collection[int], damaged: Collection[int] = ()
+) -> None:
     """Remove old checkpoints after step `saved` was written. Kept are `saved`, the `keep` newest
-    steps up to `saved`, and all steps of `best`: those that could be the best one.
+    steps up to `saved` that are not `damaged`, those between them, and all steps of `best`: those
+    that could be the best one.
 
     Later steps are kept as well: they are from before the run resumed at an older checkpoint, and
     a damaged one of them must not displace the one just saved. Drafts of earlier steps are removed:
     every rank that has finished `saved` is done with them.
     """
     earlier = [step for step in numbered(folder) if step <= saved]
-    stay = {*earlier[-keep:], saved, *best}
+    whole = [step for step in earlier if step not in damaged][-keep:]
     for step in earlier:
-        if step not in stay:
+        if step < min(whole, default=saved) and step not in best:
             remove(step_folder(folder, step))
     for path in folder.glob("step-*.tmp"):
         number = re.match(r"step-(\d+)", path.name)

@@ -27,6 +27,7 @@ from howdah.base.atomic import sync_folder, write_text
 from howdah.base.errors import UserError
 from howdah.base.quantities import spell
 from howdah.checkpoint.folders import (
+    after,
     best_step,
     draft_folder,
     mark_best,
@@ -35,7 +36,7 @@ from howdah.checkpoint.folders import (
     rank_file,
     step_folder,
 )
-from howdah.checkpoint.index import About, File, Index, Stored, encode
+from howdah.checkpoint.index import MOST_STEPS, About, File, Index, Stored, encode
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.publish import publish
 from howdah.checkpoint.safefile import Spec, write
@@ -56,6 +57,7 @@ class Saver:
     snapshots  takes the copies; without it in memory of the CPU, as much as it takes
 
     team       where machines have folders of their own: who sees which. Without it all see `folder`
+    start      the step that the run goes on from: later ones that are there now are damaged
 
     Rank 0 must call `folders.clean(folder)` before any rank saves. Every process must call `wait`
     after its training loop, or the last checkpoint may be missing. With several sites, all ranks
@@ -73,12 +75,14 @@ class Saver:
         deadline: float = 600.0,
         snapshots: Snapshots | None = None,
         team: Team | None = None,
+        start: int = MOST_STEPS,
     ) -> None:
         if keep < 1:
             raise UserError(f"keep = {keep} would remove every checkpoint; keep at least 1")
         self.folder, self.rank, self.world = folder, rank, world
         self._keep, self._say, self._deadline = keep, say, deadline
         self._snapshots, self._team = snapshots or Snapshots(), team or one_site(rank, world)
+        self._damaged = after(folder, start)
         self._thread: Thread | None = None
         self._saved: int | None = None  # the last step that this rank has written
         self._unmarked: int | None = None  # the best step, while best.json cannot be written
@@ -247,7 +251,9 @@ class Saver:
                 mark_best(self.folder, self._unmarked)
                 self._unmarked = None
         with self._tidying(step):
-            prune(self.folder, step, keep=self._keep, best=self._could_be_best())
+            self._damaged.discard(step)  # it has been replaced
+            best_of, damaged = self._could_be_best(), self._damaged
+            prune(self.folder, step, keep=self._keep, best=best_of, damaged=damaged)
 
     @contextmanager
     def _tidying(self, step: int) -> Iterator[None]:

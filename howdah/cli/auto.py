@@ -102,7 +102,7 @@ def cluster_of(run: Run, machine: Machine) -> tuple[Cluster, str]:
         measured = getattr(here.device.flops, run.method.precision, None)
         if bool(here.device.cuda_names) == on_cards and measured:
             return here, ""
-    return _like_cards(devices) if on_cards else (_like_cores(devices), STAND_IN)
+    return _like_cards(devices) if on_cards else (like_cores(devices), STAND_IN)
 
 
 def _like_cards(devices: int) -> tuple[Cluster, str]:
@@ -122,8 +122,10 @@ def _like_cards(devices: int) -> tuple[Cluster, str]:
     return replace(cluster, devices_per_node=devices, nodes=1), note
 
 
-def _like_cores(cores: int) -> Cluster:
-    """The machine without a card: a rank for each core, which share its memory."""
+def like_cores(cores: int) -> Cluster:
+    """A machine like this one, without a card and with so many cores: a rank for each, which share
+    its memory.
+    """
     laptop = load_cluster("laptop-cpu")
     total = total_memory()
     size = total / cores if total else laptop.device.memory

@@ -29,7 +29,7 @@ from howdah.config.recipe import (
 )
 from howdah.config.shipped import which
 from howdah.host.facts import free_memory, has_card, usable_cores
-from howdah.host.precision import precision_note
+from howdah.host.precision import precision_notes
 from howdah.host.scratch import free_bytes, require_folder
 from howdah.plan.homes import homes
 from howdah.plan.layout import parse_layout
@@ -75,8 +75,8 @@ def sound(recipe: Path, overrides: Sequence[str], *, force: bool) -> list[str]:
     if auto:
         told.append(f"layout: {auto.told}")
     told += [f"note: {note}" for note in notes_of(plan, run.train)]
-    if run.device == "cpu" or not has_card():
-        told += [f"note: {note}" for note in [precision_note(plan.method.precision, "cpu")] if note]
+    if not force and (run.device == "cpu" or not has_card()):
+        told += [f"note: {note}" for note in precision_notes(plan.method.precision, "cpu")]
     return [*filter(None, told)]
 
 

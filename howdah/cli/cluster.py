@@ -11,7 +11,14 @@ from howdah.cli.asking import answer, ask, number
 from howdah.cli.environment import cluster_named
 from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
 from howdah.draw.pictures import require_place
-from howdah.machines.new_cluster import Answers, cluster_like, cluster_text, known_devices, usual
+from howdah.machines.new_cluster import (
+    Answers,
+    cluster_like,
+    cluster_text,
+    known_devices,
+    usual,
+    usual_nics,
+)
 
 cluster_app = typer.Typer(
     no_args_is_help=True, help="List, show and check clusters; write a file of a new one."
@@ -74,7 +81,8 @@ def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
     nodes = _number("nodes", nodes, "how many nodes?", "1")
     if nodes > 1:
         between = between or ask("between", "link between nodes", like["between"])
-        nics = _number("nics", nics, "network cards of a node", "1")
+        cards = usual_nics(device, devices, between)
+        nics = _number("nics", nics, "network cards of a node", str(cards))
     host_memory = host_memory or ask("host-memory", "memory of a node", like["host_memory"])
     text = cluster_text(
         Answers(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.atomic import write_text
-from howdah.base.errors import UserError, named, shown
+from howdah.base.errors import UserError, named, pasted, shown
 from howdah.cli.asking import answer
 from howdah.cli.auto import cluster_of, machine_for, settled
 from howdah.cli.check import sound
@@ -93,7 +93,7 @@ def init(  # noqa: PLR0913, PLR0917
     seconds = step_time(plan, found, profile_for(found, run.method)).seconds
     text = recipe_text(with_length(table, answers, seconds=seconds), run, chosen.told)
     _write(file, text, elsewhere=cluster is not None)
-    print(f"written {file}: howdah train {file}")
+    print(f"written {file}: howdah train {pasted(file)}")
 
 
 def _write(file: Path, text: str, *, elsewhere: bool) -> None:

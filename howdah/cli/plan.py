@@ -16,7 +16,8 @@ import typer
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of
-from howdah.base.quantities import parse_count, parse_quantity
+from howdah.base.quantities import parse_count, parse_quantity, spell
+from howdah.cli.auto import like_cores
 from howdah.cli.environment import cluster_named
 from howdah.cli.search import Asked, find, is_search
 from howdah.config.drafts import Draft, Drafted, draft
@@ -58,6 +59,7 @@ from howdah.sim.predict import Prediction, predict
 from howdah.sim.profile import named_profile
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
+from howdah.train.notes import empty_places
 
 draw_app = typer.Typer(
     no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic, a collective."
@@ -145,6 +147,7 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
         return
     prediction = predict(found.plan, machines, tokens=count, rent=rate, profile=framework)
     notes = [*found.notes, *notes_on(found.plan, machines, tuned=found.tuned)]
+    notes += empty_places(found.plan)
     if as_json:
         print(json.dumps(prediction_data(prediction, [*meant, *notes]), indent=2))
     else:
@@ -160,7 +163,10 @@ def _refuse_a_layout(model: str, wanted: Draft, cluster: str, *, why: bool) -> N
     if not (cluster or auto):
         raise UserError("a search needs machines; give a --cluster")
     if not auto and (wanted.layout or any(key.startswith("layout=") for key in wanted.keys)):
-        raise UserError("a search finds the layout; drop the layout, or what asks for a search")
+        raise UserError(
+            "a search finds the layout; drop the layout, or what asks for a search: --write, "
+            "--devices, --fewest, --largest, --plot, --budget"
+        )
     if why:
         raise UserError("--why explains one layout; give the one that you mean with --layout")
 
@@ -220,11 +226,13 @@ def _refuse_small_homes(plan: Plan, machines: Cluster, cluster: str) -> None:
 def simulate(
     recipe: Annotated[Path, typer.Argument(help="a recipe (.toml)")],
     overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="pp2 x4"')] = None,
-    cluster: ClusterText = "laptop-cpu",
+    cluster: ClusterText = "",
     svg: Svg = None,
     trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
 ) -> None:
-    """Draw when every pipeline rank does what in one step of RECIPE on a cluster."""
+    """Draw when every pipeline rank does what in one step of RECIPE on a cluster, or on as many
+    cores of one machine.
+    """
     require_svg(svg)
     require_place(trace)
     drafted = _recipe(recipe, overrides or [], cluster)
@@ -237,7 +245,9 @@ def simulate(
         put(timeline_svg(time.timeline), svg)
         return
     print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
-    print(f"on {cluster}{spell_basis(time)}: {spell_causes(time.breakdown)}")
+    where = cluster or f"{machine.devices} cores"
+    takes = f"a step takes {spell(time.seconds, 'seconds')}"
+    print(f"on {where}{spell_basis(time)}, {takes}: {spell_causes(time.breakdown)}")
 
 
 def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
@@ -249,7 +259,8 @@ def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
 def _fitted(cluster: str, drafted: Drafted) -> Cluster:
     """The cluster with as many devices as the plan has ranks."""
     assert drafted.plan is not None
-    return cluster_named(cluster, devices=drafted.plan.layout.world)
+    world = drafted.plan.layout.world
+    return cluster_named(cluster, devices=world) if cluster else like_cores(world)
 
 
 # -- draw ------------------------------------------------------------------------------

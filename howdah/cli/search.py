@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
-from howdah.base.errors import UserError, named, shown
+from howdah.base.errors import UserError, named, pasted, shown
 from howdah.cli.auto import cluster_of, machine_for
 from howdah.cli.environment import cluster_named
 from howdah.config.auto import is_auto, nothing, question_of, with_plan
 from howdah.config.drafts import Draft, run_of
+from howdah.config.new_recipe import usual_rate
 from howdah.config.recipe import Run, save_run
 from howdah.config.shipped import is_recipe, which
 from howdah.draw.found import found_data, show_choices, show_found
@@ -20,7 +21,7 @@ from howdah.draw.pictures import put, require_place, require_svg
 from howdah.draw.tables import short_count, show_model, show_notes
 from howdah.machines.cluster import Cluster
 from howdah.plan.layout import Home
-from howdah.plan.method import Precision
+from howdah.plan.method import LearningRate, Precision
 from howdah.plan.support import unsupported
 from howdah.search.budget import Priced, affordable, parse_budget, priced, within
 from howdah.search.scaling import fewest, in_each, largest, largest_preset
@@ -191,8 +192,11 @@ def _on_several(question: Question, asked: Asked, watch: Watch) -> tuple[Found, 
     least, most = _range(asked.devices) if asked.devices else (1, question.devices)
     counts = sizes(question.cluster, least, most)
     if not counts:
-        name = question.cluster.name
-        raise UserError(f"cluster {name} has no size from {least} to {most}; give --devices others")
+        node = question.cluster.devices_per_node
+        raise UserError(
+            f"cluster {question.cluster.name} has no size from {least} to {most}; its nodes have "
+            f"{node} devices: give --devices a range with a multiple of {node}"
+        )
     every = [*on_each(question, counts, asked.profile, watch)]
     fitting = [one for one in every if one.best] or every
     return fitting[-1], pareto(fitting)
@@ -280,13 +284,28 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
     if not train.save_every and (train.steps or 0) > every:
         train = replace(train, save_every=every)
         notes.append(f"{asked.write} saves every {every:,} steps, some half an hour")
+    method = run.method
+    if method.lr == LearningRate():
+        peak, warm_up = (
+            usual_rate(plan.shape, tuned=run.init_from is not None),
+            min((train.steps or 0) // 50, 2000),
+        )
+        rate = LearningRate(peak, warmup_steps=warm_up, schedule="cosine", min_ratio=0.1)
+        method = replace(method, lr=rate)
+        notes.append(f"method.lr.peak is {peak:g}, as GPT-3's models of this size had it")
     if run.data.sources == Data().sources:
         notes.append(
             f"{asked.write} trains on the library of Python (stdlib); name your own text as "
             "data.sources"
         )
     save_run(
-        replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train),
+        replace(
+            with_plan(run, plan),
+            model=plan.shape,
+            name=asked.write.stem,
+            train=train,
+            method=method,
+        ),
         asked.write,
     )
     return notes
@@ -294,6 +313,8 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
 
 def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence[str]) -> None:
     found, table, rows = answer.found, answer.table, answer.rows
+    if rows and "money" not in rows[0].takes():
+        notes = [*notes, "no price of these devices is known; --rent says USD for an hour of one"]
     if asked.as_json:
         data = found_data(found, None if table else rows)
         if table:
@@ -315,5 +336,5 @@ def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence
     if asked.plot:
         lines.append(f"drawn   {asked.plot}: seconds of a step over devices")
     if asked.write:
-        lines.append(f"written {asked.write}: howdah train {asked.write}")
+        lines.append(f"written {asked.write}: howdah train {pasted(asked.write)}")
     print("\n".join([*lines, *show_notes(notes)]))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howdah.base.errors import UserError, named, several
+from howdah.base.errors import UserError, named, pasted, several
 from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
@@ -328,7 +328,7 @@ def _train_served(job: Job, restarts: int, at: str = "") -> int:
     found = choose(job.folder / "checkpoints", say)
     if not found or found.step < steps:  # one process would train what is missing
         there = f"the newest checkpoint is of step {found.step}" if found else "there is none"
-        again = "the same commands" if at else f"howdah train {job.folder}"
+        again = "the same commands" if at else f"howdah train {pasted(job.folder)}"
         raise UserError(f"step {steps} is not among the checkpoints: {there}; go on with {again}")
     return _train_alone(alone(job))
 

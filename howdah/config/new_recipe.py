@@ -160,7 +160,7 @@ def recipe_table(answers: Answers) -> dict[str, Any]:
     if shape.family == "encoder" and not labelled:
         table["data"] |= {"mask_token": "<|mask|>"}
     table["batch"] = {"global_batch": _samples(answers, shape)}
-    rate = {"peak": _rate(shape, tuned=tuned)}
+    rate = {"peak": usual_rate(shape, tuned=tuned)}
     table["method"] = {"precision": answers.precision, "lr": rate}
     if tuned:
         table["method"] |= {"optimizer": {"weight_decay": 0.01}}
@@ -246,6 +246,7 @@ def _samples(answers: Answers, shape: ModelShape) -> int:
     return max(usual_batch(shape, _sequence(answers, shape)), least)
 
 
-def _rate(shape: ModelShape, *, tuned: bool) -> float:
+def usual_rate(shape: ModelShape, *, tuned: bool) -> float:
+    """The peak learning rate that models of this size were trained with."""
     size = parameters(shape).total
     return TUNED_RATE if tuned else next(rate for least, rate in RATES if size >= least)

@@ -152,13 +152,8 @@ def load_run(recipe: Path | str, overrides: Sequence[str] = ()) -> Run:
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        if in_folder and isinstance(error, FileNotFoundError):
-            raise UserError(
-                f"{named(recipe)} is a folder in which no run has begun: it has no {RUN}; name a "
-                "recipe (.toml). A folder of text is named in a recipe's data.sources"
-            ) from error
-        hint = "" if in_folder else meant(recipe)
-        raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}{hint}") from error
+        why = f"cannot read the recipe {named(path)}: {error.strerror}{meant(recipe)}"
+        raise UserError(why) from error
     except ValueError as error:
         hint = "" if path.suffix == ".toml" else "; a file of text is named in data.sources"
         hint = hidden_by(path) or hint

@@ -67,15 +67,29 @@ def which(name: str, *, models: bool = False) -> str:
 def meant(recipe: Path) -> str:
     """What a missing recipe may be instead, for an error message."""
     name, names = str(recipe), recipe_names()
+    if kind_of(recipe) == "folder" and kind_of(recipe / RUN) == "does not exist":
+        return (
+            "; no run has begun in this folder: name a recipe (.toml); a folder of text is named "
+            "in its data.sources"
+        )
     if name in PRESETS:
-        return f"; it is a model: howdah train laptop model.preset={name}"
+        return f"; it is a model: name the recipe laptop, and model.preset={name} behind it"
     if name.startswith(("https:/", "http:/")):
         return "; it is an address: download it, and name the file"
     if recipe.suffix not in ("", ".toml") or (len(recipe.parts) > 1 and recipe.stem not in names):
-        return ""
+        return _beside(recipe)
     if recipe.stem in names:
         return f"; the recipe that ships is called {recipe.stem}"
     return nearest(recipe.stem, names)
+
+
+def _beside(recipe: Path) -> str:
+    """The run folder or recipe beside a missing one that has nearly its name."""
+    try:
+        near = nearest(recipe.name, [one.name for one in recipe.parent.iterdir()])
+    except OSError:
+        return ""
+    return near if "did you mean" in near else ""
 
 
 def hidden_by(path: Path) -> str:

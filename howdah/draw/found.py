@@ -77,8 +77,8 @@ def _apart(found: Found) -> str:
     gap = f"the second takes {behind:.1%} more than the first"
     if bar is None:
         return (
-            f"{gap}; how far such times are off is not known for this framework, so take layouts "
-            "that are a few per cent apart as equal, and measure"
+            f"{gap}; how far times by profile {first.time.profile.name} are off is not known, so "
+            "take layouts that are a few per cent apart as equal, and measure"
         )
     low, high = (spell(end, "seconds") for end in bar)
     if found.alike == 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from howdah.base.errors import Unfinished, UserError, nearest, shown
 from howdah.checkpoint.folders import INDEX, clean, numbered, remove, step_folder, steps
-from howdah.checkpoint.index import About
+from howdah.checkpoint.index import MOST_STEPS, About
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.checkpoint.save import Saver
 from howdah.checkpoint.sites import find_sites
@@ -60,7 +60,8 @@ def save(job: "Job", folder: Path, *, keep: int, extra: Any) -> Path:
     if any(find_sites(folder / MARK, world, mesh.wires.nodes)):
         raise UserError(f"{folder} is on one machine alone; save into a folder that all share")
     kept: list[str] = []
-    saver = Saver(folder, rank=mesh.rank, world=mesh.layout.world, keep=keep, say=kept.append)
+    start, world_size = job.folders.get(folder.absolute(), MOST_STEPS), mesh.layout.world
+    saver = Saver(folder, rank=mesh.rank, world=world_size, keep=keep, say=kept.append, start=start)
     about = About(RUN, str(job.layout), job.seen, _meta(job, extra))
     saver.save(step=job.steps, entries=entries(job), about=about, beside=False)
     (missing,) = world.sum_scalars([float(not saver.part())])

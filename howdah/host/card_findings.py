@@ -16,9 +16,9 @@ import torch
 
 from howdah.host.devices import find_cards
 from howdah.host.finding import Finding, in_words
+from howdah.host.precision import BF16
 
 DRIVER = Path("/proc/driver/nvidia/version")
-BF16 = (8, 0)  # the first capability with arithmetic in bf16
 
 
 class Card(NamedTuple):

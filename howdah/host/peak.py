@@ -3,9 +3,9 @@
 An accelerator that a shipped cluster names has it from its data sheet (`machines/cards.py`).
 Otherwise it is measured: the best of many products of random matrices, of which the first, the
 second or none is transposed: the products of a linear layer's backward and forward passes, whose
-speeds differ up to 15 times in bf16 on a CPU without instructions for it. Of matrices of ones a card
-draws less power, and keeps a higher clock than in training. What a measurement finds depends on
-what else runs at that moment, so it is made once and kept in howdah's cache, in a file for each
+speeds differ up to 15 times in bf16 on a CPU without instructions for it. Of matrices of ones a
+card draws less power, and keeps a higher clock than in training. What a measurement finds depends
+on what else runs at that moment, so it is made once and kept in howdah's cache, in a file for each
 combination of the facts that it depends on:
 
     CACHE/peaks/bfloat16-1-9f0c2a51.json    {"facts": {...}, "flops": 1.4e12, "share": 0.99}

@@ -1,9 +1,11 @@
 """Which precisions a device computes in, and what to use where it lacks one."""
 
+from collections.abc import Iterator
+
 from howdah.base.errors import UserError
-from howdah.host.card_findings import BF16
 from howdah.host.facts import bf16_instructions
 
+BF16 = (8, 0)  # the capability from which GPUs have arithmetic in bf16
 FP8 = (8, 9)  # the capability from which GPUs multiply in 8 bits
 
 
@@ -32,17 +34,14 @@ def lacks(precision: str, name: str, capability: tuple[int, int] | None) -> str:
     return f"{needs}, and {name} has {has}; use method.precision={instead}"
 
 
-def precision_note(precision: str, device: str) -> str:
-    """That float32 is faster than the chosen precision on this device; empty if it is not."""
-    if precision != "bf16":
-        return ""
+def precision_notes(precision: str, device: str) -> Iterator[str]:
+    """Yields that float32 is faster than the chosen precision on this device, if it is."""
     slow = {name for name, capability in _cards(device) if capability and capability < BF16}
     if device == "cpu" and bf16_instructions() == []:
         slow = {"this processor"}  # some 80 times as slow as float32 on one with AVX2 alone
-    if not slow:
-        return ""
-    name, faster = min(slow), "many times as fast" if device == "cpu" else "faster"
-    return f"{name} has no arithmetic in bf16; method.precision=float32 is {faster}"
+    if precision == "bf16" and slow:
+        faster = "many times as fast" if device == "cpu" else "faster"
+        yield f"{min(slow)} has no arithmetic in bf16; method.precision=float32 is {faster}"
 
 
 def _cards(device: str) -> list[tuple[str, tuple[int, int] | None]]:

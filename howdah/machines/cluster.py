@@ -272,7 +272,10 @@ def peak(device: Device, precision: str) -> float:
     rate: float | None = known.get(precision)
     if rate is None:
         offered = ", ".join(name for name, value in known.items() if value is not None)
-        raise UserError(f"{device.name} has no {precision} arithmetic; it has {offered}")
+        raise UserError(
+            f"{device.name} has no {precision} arithmetic; it has {offered}: name one, such as "
+            f"method.precision={offered.rpartition(' ')[2]}"
+        )
     return rate
 
 

@@ -77,6 +77,18 @@ def usual(device: str) -> dict[str, str]:
     return {**links, "host_memory": table["host"]["memory"]}
 
 
+def usual_nics(device: str, devices: int, between: str) -> int:
+    """Network cards of a node with so many of a shipped device: as many to a device as the shipped
+    node has, where the link is its own; else one.
+    """
+    if not (cluster := cluster_like(device)):
+        return 1
+    table = _table(cluster)
+    wire, node = table.get("between", {}), table.get("node", {}).get("devices", 1)
+    same = between in ("", wire.get("link"))
+    return max(wire.get("nics", 1) * devices // node, 1) if same else 1
+
+
 def cluster_text(answers: Answers) -> str:
     """The text of a cluster file. Raises UserError for answers that make no sound file."""
     cluster = cluster_like(answers.device)

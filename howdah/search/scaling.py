@@ -114,16 +114,18 @@ def fewest(
     is wanted; None if there is no such number.
     """
     before = 0
+
+    def good(devices: int) -> bool:
+        other = on(question, devices)
+        if not fits(other) or meets is None:
+            return fits(other)
+        found = search(other, profile, refined=BEST)
+        return bool(found.best) and meets(found)
+
     for devices in watch(sizes(question.cluster, 1, question.devices)):
-        if fits(on(question, devices)):
-            if meets is None:
-                for between in _between(question, before, devices):
-                    if fits(on(question, between)):
-                        return search(on(question, between), profile)
-                return search(on(question, devices), profile)
-            found = search(on(question, devices), profile, refined=BEST)
-            if found.best and meets(found):
-                return found
+        if good(devices):
+            least = next(filter(good, _between(question, before, devices)), devices)
+            return search(on(question, least), profile)
         before = devices
     return None
 

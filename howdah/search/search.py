@@ -42,6 +42,7 @@ from howdah.sim.profile import Profile
 from howdah.sim.step_time import StepTime, step_time
 
 BEST = 10  # layouts of an answer
+FEW = 8  # nodes of a range of which each number is tried
 REFINED = 50  # layouts that are simulated
 TRIED = 200  # most that are planned, if their memory turns out not to fit
 TIME_ERROR = 1.1  # the closed form is this far off as a rule; tests hold it
@@ -333,10 +334,13 @@ def shared(cluster: Cluster) -> bool:
 
 def sizes(cluster: Cluster, least: int, most: int) -> list[int]:
     """Numbers of devices between two bounds that a kind of cluster comes in: parts of a node, and
-    1, 2, 3, 4, 6, 8, 12, … nodes; both bounds themselves.
+    1, 2, 3, 4, 6, 8, 12, … nodes, or each number of nodes where these are few; both bounds
+    themselves.
     """
     node = cluster.devices_per_node
     steps = {part << n for part in (1, 3) for n in range(21)}
+    if most - least <= FEW * node:
+        steps |= {*range(least // node, most // node + 1)}
     wanted = {least, most, *(n for n in steps if n < node), *(node * n for n in steps)}
     if isinstance(cluster.network, Grid):
         wanted = {int(np.prod(dims)) for dims in (*cluster.network.slices, cluster.network.dims)}

@@ -71,7 +71,8 @@ def read_measured(path: Path, precision: str) -> tuple[Facts, Profile]:
     if precision not in precisions:
         raise UserError(
             f"profile {named(path)} has no {precision}; it was measured for "
-            f"{' and '.join(sorted(precisions)) or 'nothing'}"
+            f"{' and '.join(sorted(precisions)) or 'nothing'}; name that as method.precision, or "
+            "run howdah measure where there is another"
         )
     found = _values(precisions[precision])
     read = read_table(Profile, found, limits=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from howdah.base.atomic import replacing
-from howdah.base.errors import Unfinished, UserError
+from howdah.base.errors import Unfinished, UserError, pasted
 from howdah.checkpoint.facts import Routed, facts
 from howdah.checkpoint.folders import steps
 from howdah.checkpoint.index import About
@@ -85,6 +85,7 @@ class Checkpointer:
             say=say,
             snapshots=copies,
             team=self.team,
+            start=start.step,
         )
 
     @property
@@ -145,7 +146,7 @@ class Checkpointer:
             stands = f"step {there[-1]} is the newest that is" if there else "no other one is"
             raise Unfinished(
                 f"step {step} is not saved: {self._saver.failed or 'rank 0 says why'}; {stands}; "
-                f"mend that, and go on with: howdah train {self.job.folder}"
+                f"mend that, and go on with: howdah train {pasted(self.job.folder)}"
             )
 
     def _settle(self) -> None:

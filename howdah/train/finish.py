@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from howdah.base.errors import Unfinished, UserError
+from howdah.base.errors import Unfinished, UserError, pasted
 from howdah.comm.launch import explain
 from howdah.generate.draw import Draw
 from howdah.generate.predictor import OneDevice
@@ -80,7 +80,7 @@ def open_last(job: Job, checkpointer: Checkpointer) -> FinishedRun:
         stands = f"step {opened.checkpoint.step} is the newest that is"
     raise Unfinished(
         f"step {checkpointer.saved} was saved, and is no longer whole in {checkpointer.folder}; "
-        f"{stands}; what is missing is trained again by: howdah train {job.folder}"
+        f"{stands}; what is missing is trained again by: howdah train {pasted(job.folder)}"
     )
 
 
@@ -237,26 +237,27 @@ def sample(job: Job, opened: FinishedRun, placed: ParallelModel) -> list[str]:
 def paths(job: Job, opened: FinishedRun) -> list[str]:
     """The files that the run has written, and a command to continue with."""
     run = _short(job.folder)
+    there = pasted(f"{run}/tensorboard")
     lines = [
         f"checkpoint  {_short(opened.checkpoint.path)}",
-        f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
+        f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {there}",
     ]
     if job.shape.family != "decoder" or job.shape.labels:
         return lines
     chat = " --chat" if job.data.chats else ""
     prompt = job.train.prompt or ("Hello" if chat else "def ")
-    return [*lines, f'go on       howdah sample {run} "{prompt}"{chat}']
+    return [*lines, f'go on       howdah sample {pasted(run)} "{prompt}"{chat}']
 
 
 def how_to_go_on(job: Job, step: int) -> str:
     """The last message of a run that was stopped before its last step."""
-    run = _short(job.folder)
+    run = pasted(_short(job.folder))
     return f"stopped after step {step} of {job.train.steps} and saved; go on: howdah train {run}"
 
 
 def how_to_finish(job: Job) -> str:
     """The last message of a run that was stopped when its last step was already saved."""
-    run = _short(job.folder)
+    run = pasted(_short(job.folder))
     return f"stopped after the last step, which is saved; for what follows it: howdah train {run}"
 
 

@@ -11,6 +11,7 @@ from howdah.base.files import kind_of
 from howdah.checkpoint import load
 from howdah.checkpoint.export import export
 from howdah.checkpoint.facts import facts
+from howdah.checkpoint.folders import numbered
 from howdah.checkpoint.load import Checkpoint, newest
 from howdah.host.measured import left
 from howdah.model.transformer import Transformer
@@ -100,6 +101,8 @@ def open_run(
         if kind_of(folder) == "does not exist":
             raise UserError(f"{folder} does not exist; name a run folder")
         way = "train it first, or name a run folder"
+        if numbered(checkpoints):
+            way = "all that are there are damaged; restore one from a copy"
         if best and newest(checkpoints, say):
             way = "set train.evaluate_every, or leave --best out"
         raise UserError(f"{folder} has no {kind} checkpoint; {way}")

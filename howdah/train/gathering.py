@@ -157,7 +157,8 @@ class Gathering:
         self._hello, self._step = member_hello(job, corpus), step
         self._folder = job.folder / "checkpoints"
         self._crew = Crew(job, say, step=step, again="the same commands")
-        self._parcels = Parcels(self._folder, job.layout.server, keep=job.train.keep_last, say=say)
+        keep, start = job.train.keep_last, max(step, 0)
+        self._parcels = Parcels(self._folder, job.layout.server, keep=keep, say=say, start=start)
         seal = sealing(job.plan.comm.tls, calls=False)
         self._door = Door(listener, secret, json.dumps(self._hello).encode(), seal=seal)
         self._heard: Queue[tuple[Joined, Said]] = Queue()

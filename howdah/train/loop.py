@@ -12,7 +12,7 @@ from zlib import crc32
 
 import torch
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, pasted
 from howdah.base.processes import keep_freed_memory
 from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.checkpoint.facts import Past, facts
@@ -22,7 +22,7 @@ from howdah.comm.both import explain_losses_in
 from howdah.comm.transport import Transport
 from howdah.host.devices import device_lines, own_device
 from howdah.host.peak import Peak, peak_flops
-from howdah.host.precision import precision_note
+from howdah.host.precision import precision_notes
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.compile import compile_model
@@ -120,7 +120,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         if stopped and begun.callbacks:
             begun.callbacks.tell_others()
         if stopped and step < job.train.steps and not by_signal(begun, request):
-            begun.tell(f"stopped by a callback; to train on: howdah train {job.folder}")
+            begun.tell(f"stopped by a callback; to train on: howdah train {pasted(job.folder)}")
             job = replace(job, train=replace(job.train, steps=step))
         elif stopped:
             begun.tell(how_to_go_on(job, step))
@@ -179,9 +179,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))  # 5
-    of_device = device_lines(device, ranks_here(mesh))
-    if slow := precision_note(job.method.precision, device.type):
-        of_device.append(f"device      {slow}")
+    notes = precision_notes(job.method.precision, device.type)
+    of_device = [*device_lines(device, ranks_here(mesh)), *(f"device      {n}" for n in notes)]
     predicted = predict_lines(job.plan, mesh, placed.homes)
     for line in [*of_device, *predicted, *predicted_time(job), length]:
         tell(line)

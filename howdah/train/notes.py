@@ -31,6 +31,12 @@ def notes_of(plan: Plan, train: Training) -> Iterator[str]:
             f"the home on the disk, {named(plan.storage.folder)}, is on {kind}, which is memory of "
             "this machine; storage.folder=PATH names another"
         )
+    yield from empty_places(plan)
+
+
+def empty_places(plan: Plan) -> Iterator[str]:
+    """Yields that a step has more places than samples, if it has."""
+    layout, batch = plan.layout, plan.batch
     assert batch.global_batch is not None
     places = layout.readers * plan.micros * plan.micro_batch
     if empty := places - batch.global_batch:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from howdah.base.errors import Unfinished, named
+from howdah.base.errors import Unfinished, pasted
 from howdah.base.quantities import spell
 from howdah.host.measured import Capacity, capacity
 from howdah.parallel.mesh import Mesh
@@ -82,4 +82,4 @@ def _way_out(ways: list[Smaller], folder: Path) -> str:
         f"(counts {spell(way.bytes, 'bytes')})"
         for way in ways
     )
-    return f"go on with: howdah train {named(folder)} {told}"
+    return f"go on with: howdah train {pasted(folder)} {told}"

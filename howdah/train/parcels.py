@@ -12,8 +12,8 @@ from threading import Event, Thread
 
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError
-from howdah.checkpoint.folders import draft_folder, prune, rank_file
-from howdah.checkpoint.index import About, decode, encode
+from howdah.checkpoint.folders import after, draft_folder, prune, rank_file
+from howdah.checkpoint.index import MOST_STEPS, About, decode, encode
 from howdah.checkpoint.publish import publish
 from howdah.checkpoint.save import write_part
 from howdah.checkpoint.sites import one_site
@@ -80,14 +80,18 @@ class Parcels:
     folder   RUN/checkpoints, into which files of the line land
     servers  how many parts there are
     keep     number of checkpoints to keep
+    start    the step of the checkpoint that the run goes on from
     saved    the last step that was saved
     failed   why the last one that was not could not be
     """
 
-    def __init__(self, folder: Path, servers: int, *, keep: int, say: Say) -> None:
+    def __init__(
+        self, folder: Path, servers: int, *, keep: int, say: Say, start: int = MOST_STEPS
+    ) -> None:
         self.folder, self._servers, self._keep, self._say = folder, servers, keep, say
         self._come: dict[str, set[str]] = {}
         self.saved, self.failed = -1, ""
+        self._damaged = after(folder, start)
 
     def take(self, name: str) -> None:
         """A file has come; the last one of a checkpoint completes it, or says why not."""
@@ -111,7 +115,8 @@ class Parcels:
             own = decode(first.read_bytes(), str(first))
             first.unlink()
             publish(self.folder, own, team, deadline=1.0, cancelled=Event())
-            prune(self.folder, own.step, keep=self._keep, best=set())
+            self._damaged.discard(own.step)
+            prune(self.folder, own.step, keep=self._keep, best=set(), damaged=self._damaged)
         except (OSError, UserError) as error:
             self.failed = str(error)
             step = int(named.removeprefix("step-"))

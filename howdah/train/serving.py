@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, pasted
 from howdah.base.signals import StopRequest, listen, name_of
 from howdah.checkpoint.folders import step_folder
 from howdah.checkpoint.load import open_checkpoint
@@ -150,7 +150,7 @@ class _Run:
         self._job, self._request, self._say = job, request, say
         self._step, self._secret = found_start(job, say), os.urandom(32)
         self.server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=False)
-        again = f"howdah train {job.folder}"
+        again = f"howdah train {pasted(job.folder)}"
         self._crew = Crew(job, say, step=self._step, again=again)
         self._processes: dict[str, Process] = {}
         self._count = count(1)
@@ -180,7 +180,7 @@ class _Run:
         if self._request.signal:
             self._say(
                 "stopped: what was trained since the last checkpoint is trained again by: "
-                f"howdah train {self._job.folder}"
+                f"howdah train {pasted(self._job.folder)}"
             )
             return 128 + self._request.signal
         for one in [*self._processes.values()]:
@@ -288,6 +288,7 @@ def serve_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
                 world=job.layout.server,
                 keep=job.train.keep_last,
                 say=lambda line: tell({"said": line}),
+                start=start.step,
             )
 
         shards = Shards(

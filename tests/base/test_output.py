@@ -56,6 +56,7 @@ def full_disk():
         yield file.fileno()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("broken", [closed_pipe, lost_terminal, full_disk])
 def test_nobody_listens(broken, buffered):
@@ -67,6 +68,7 @@ def test_nobody_listens(broken, buffered):
         assert code == 0 and out.endswith("x\n³ and bytes ?\nkept for the end\n".encode())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
 def test_streams_that_were_never_open(closed):
     code, _, error = speak(preexec_fn=lambda: [os.close(descriptor) for descriptor in closed])
@@ -257,6 +259,7 @@ def speaking(program, looks, to):
             assert one.wait(GUARD) == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("unread", UNREAD)
 @pytest.mark.parametrize(
     ("program", "said"), [(PATIENT, b"asked 15\n"), (AT_ONCE, b"stopped 15\n")]
@@ -268,6 +271,7 @@ def test_a_stop_request_ends_the_waiting(unread, program, said):
         assert one.stderr.readline() == said
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("unread", UNREAD)
 @pytest.mark.parametrize(
     ("program", "said"), [(PATIENT, b"asked 0\n"), (IN_A_THREAD, b"dropped\n")]
@@ -294,6 +298,7 @@ def lines_of(reader):
         return file.read().split()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("program", "looks"), [(PATIENT, NEVER), (AT_ONCE, 0)])
 def test_a_slow_reader_gets_every_line(program, looks):
     """And a command whose Ctrl-C is heard at once waits as long as its pager is open."""

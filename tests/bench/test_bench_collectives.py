@@ -191,6 +191,7 @@ def test_numbers_tell_ranks_and_places_apart():
     assert torch.equal(both, sum(parts))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_operation_of_every_transport_is_right(workers, kind, ranks):

@@ -291,6 +291,7 @@ def test_the_matrix_can_be_asked_for_its_waits(matrix, monkeypatch, tmp_path, ca
     assert "--flight writes nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_matrix_can_be_asked_for_its_sums(matrix, monkeypatch, tmp_path, capsys):
     shadows = matrix.Shadows()
     assert shadows.ask(matrix.case_of("dp2 zero2 x2"), None) == [] and not shadows.processes

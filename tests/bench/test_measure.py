@@ -284,6 +284,7 @@ def test_the_head_makes_again_what_it_does_not_keep(own):
     assert again[0] == 0 < again[1]  # 2,048 and 4,096 tokens
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -336,6 +337,7 @@ def test_the_last_lines_show_predicted_beside_measured_time(own):
     assert compare_time(job, []) == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "how", "told"),
     [

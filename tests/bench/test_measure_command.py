@@ -106,6 +106,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(machine, "COPIED", 4096)
 
 
+@pytest.mark.slow
 def test_ranks_measure_and_the_files_can_be_planned_with(
     workers, tiny, monkeypatch, tmp_path, capsys
 ):

@@ -74,10 +74,10 @@ def silent(sentence):
     raise AssertionError(f"nothing was to be said: {sentence}")
 
 
-def savers(folder, world, *, keep=9, say=silent, deadline=600.0):
+def savers(folder, world, *, keep=9, say=silent, deadline=600.0, **how):
     """One for each rank. A rank may be a process that is still starting: the deadline is long."""
     return [
-        Saver(folder, rank=rank, world=world, keep=keep, say=say, deadline=deadline)
+        Saver(folder, rank=rank, world=world, keep=keep, say=say, deadline=deadline, **how)
         for rank in range(world)
     ]
 

@@ -34,6 +34,23 @@ def test_a_later_damaged_checkpoint_does_not_push_out_the_one_just_saved(tmp_pat
     assert len(said) == 1
 
 
+def test_a_damaged_checkpoint_does_not_push_out_the_one_that_was_gone_on_from(tmp_path):
+    """Of 45, a damaged 48 and 49 the newest two were kept, and 45 went."""
+    for step in (40, 45, 48):
+        save(tmp_path, step, state(seed=step))
+    (step_folder(tmp_path, 48) / "index.json").write_text("{")
+    (saver,) = savers(tmp_path, 1, keep=2, start=45)
+
+    def saved(step):
+        saver.save(step=step, entries=parts(state(seed=step), 1)[0], about=about())
+        saver.wait()
+        return [int(path.name[5:]) for path in sorted(tmp_path.glob("step-*"))]
+
+    assert saved(49) == [45, 48, 49]
+    assert saved(50) == [49, 50]  # both are newer
+    assert saved(51) == [50, 51]
+
+
 def saved_by_one(folder, said, *rows, keep=1):
     """One process saves rows of (step, whether it is the best); what is there after each."""
     (saver,) = savers(folder, 1, keep=keep, say=said.append)

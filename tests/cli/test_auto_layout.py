@@ -71,6 +71,7 @@ def test_check_and_plan_answer_too(run, recipe, tmp_path):
     assert code == 2 and "only train, check and plan find a layout for it" in error
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -65,6 +65,7 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     assert "data.sources: nowhere does not exist; " in err
 
 
+@pytest.mark.slow
 def test_check_refuses_what_this_machine_cannot_hold_unless_it_is_forced(howdah):
     big = ["model.layers=80", "model.width=8192", "model.heads=64", "model.ffn_size=28672"]
     code, _, err = howdah("check", RECIPE, *big)

@@ -123,6 +123,7 @@ def test_torchrun_starts_a_run(recipe, environment, tmp_path, workers, make_job)
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
 
 
+@pytest.mark.slow
 def test_torchrun_verifies_on_its_ranks(recipe, environment, tmp_path):
     """Rank 0 has the evidence of all, prints the verdict, and all have its exit code."""
     words = [*TORCHRUN, 2, "--standalone", "-m", "howdah", "verify", recipe, "--steps", 2]
@@ -143,6 +144,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_mistake_of_one_rank_alone_is_told(environment, tmp_path):
     (tmp_path / "alone.py").write_text(ONE_ALONE)
     words = [*TORCHRUN, 2, "--standalone", tmp_path / "alone.py"]
@@ -172,6 +174,7 @@ def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job
 ENDLESS = ["train.steps=200000", "train.save_every=0", "method.lr.schedule=constant"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "number"),
     [("dp2", signal.SIGTERM), pytest.param("single", signal.SIGINT, marks=pytest.mark.slow)],
@@ -262,6 +265,7 @@ def test_when_torchrun_is_killed_its_ranks_save_and_leave(recipe, environment, t
     assert f"stopped after step {step} of 200000 and saved" in (tmp_path / "out").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "limit"),
     [
@@ -294,6 +298,7 @@ def test_torchrun_starts_ranks_again(recipe, environment, tmp_path):
         ended(process, tmp_path)
 
 
+@pytest.mark.slow
 def test_no_port_is_open_while_a_run_trains(recipe, environment, tmp_path):
     """Whoever reached the port of a store could run code as the user."""
     words = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2", *ENDLESS]

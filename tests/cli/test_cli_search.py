@@ -32,6 +32,7 @@ def test_without_a_layout_one_is_searched(howdah, tmp_path):
 SMALL_SEARCH = ("plan", "model.preset=laptop", "--sequence", 64, "--global-batch", 4)
 
 
+@pytest.mark.slow
 def test_a_search_in_several_precisions(howdah, tmp_path):
     """The best of each alone, in one table; what a device cannot do is said."""
     on = ("plan", "llama3-1b", "--global-batch", 64, "--sequence", 4096, "--cluster", "h100x2")
@@ -57,6 +58,7 @@ def test_a_search_in_several_precisions(howdah, tmp_path):
         assert code == 2 and sentence in error
 
 
+@pytest.mark.slow
 def test_other_questions_to_a_search(howdah, tmp_path):
     """The fewest devices, also within a budget; the largest model; a plot; a recipe's length."""
     on = (*SMALL_SEARCH, "--cluster", "rtx-4090x8", "--tokens", "1B", "--json")

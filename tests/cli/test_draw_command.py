@@ -39,7 +39,7 @@ def test_options_reach_the_algorithm():
 
 def test_an_svg(tmp_path):
     file = tmp_path / "ring.svg"
-    assert run("ring", "--svg", str(file)) == (0, "")
+    assert run("ring", "--svg", str(file)) == (0, f"written {file}\n")
     assert file.read_text().startswith("<svg")
 
 

@@ -21,6 +21,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -67,6 +68,7 @@ def test_a_recipe_for_this_machine_is_in_a_precision_that_it_has(
         assert other["method"]["precision"] == "bf16"
 
 
+@pytest.mark.slow
 def test_a_length_in_minutes_is_as_many_steps_as_are_predicted(howdah, here):
     for name, length in (("a.toml", "10 minutes"), ("b.toml", "20 min")):
         assert howdah("init", name, "--data", DATA, "--length", length)[0] == 0
@@ -117,6 +119,7 @@ CHAT = (
 )
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -20,6 +20,7 @@ T5 = (
 SOURCES = ("7 follows <extra_id_0> says", "")
 
 
+@pytest.mark.slow
 def test_a_source_is_answered_and_an_export_answers_alike(make_job, tmp_path, monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
     train(make_job("a", *T5), SingleRank())

@@ -99,6 +99,7 @@ def test_settings_that_are_no_lists_are_told_as_toml(recipe, tmp_path):
 # -- the rate, and the record ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_note_on_the_rate_says_the_rates_that_are_used(run, trained, recipe, tmp_path):
     """A longer cosine run: the note's new rate is that of the next step, the old one that of a run
     that was never extended, and the keys that it names keep the old one.
@@ -121,6 +122,7 @@ def test_the_note_on_the_rate_says_the_rates_that_are_used(run, trained, recipe,
     assert [metrics(other)[step]["rate"] for step in (21, 22)] == [pytest.approx(old)] * 2
 
 
+@pytest.mark.slow
 def test_the_history_has_the_versions_of_this_start(run, trained):
     """Those of the programs themselves, and the host and command line of each start."""
     import torch

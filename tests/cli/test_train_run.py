@@ -118,6 +118,7 @@ def test_a_file_that_trains_when_it_is_loaded_is_one_sentence(here):
     assert not (here / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_is_raised(here, capfd):
     (here / "mine_that_fails.py").write_text("def watch(now):\n    now.log(x=1 / 0)\n")
     with pytest.raises((Unfinished, UserError)) as caught:

@@ -161,6 +161,7 @@ def test_pieces_along_the_ring(pieces):
 # -- trees -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("ranks", [3, 6, 7, 8, 15, 16, 31, 33, 64])
 def test_trees(ranks):
     """An inner rank of the single tree sends three vectors, and each piece costs four rounds. With
@@ -260,6 +261,7 @@ def cards(name, nodes, local, *, cyclic=False, **options):
     return size * max(leaving(program, even_sizes(program.chunks), place).values())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("nodes", "per_node"), NODES)
 def test_flat_rings_and_hierarchies_at_the_network_cards(nodes, per_node):
     """A flat ring leaves a node once, or, dealt over the nodes, with every rank."""

@@ -47,6 +47,7 @@ def test_ranks_that_do_not_fit_together_are_refused(cards, said):
         agree_on_cards(cards)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

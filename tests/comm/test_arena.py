@@ -168,6 +168,7 @@ def sentences(limited, limit, tries=1):
     return said[0]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("limited", "limit", "way"),
     [(0, address_space, "ulimit -v"), (1, address_space, "ulimit -v"), (0, file_size, "ulimit -f")],
@@ -189,6 +190,7 @@ def test_a_limited_address_space_is_not_filled_with_arenas(monkeypatch):
         assert default_heap(3) == whole // 3
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("limited", [0, 1])
 def test_all_ranks_are_told_when_one_can_open_no_more_files(limited):
     """Whichever file it is that cannot be opened; with enough of them, they connect."""

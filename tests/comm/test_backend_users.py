@@ -129,6 +129,7 @@ def with_fsdp2(rank, options):
     return bits(weights)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("reshard", [True, False])
 def test_fsdp2(beside_gloo, reshard):
     ours, theirs = beside_gloo(with_fsdp2, {"reshard_after_forward": reshard})
@@ -142,6 +143,7 @@ def test_fsdp2_with_a_divide_factor(workers, tmp_path):
     assert run(with_fsdp2, {"factor": 2.0}) == run(with_fsdp2, {})
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("reshard", [True, False])
 def test_fsdp2_in_shared_buffers(beside_gloo, workers, tmp_path, reshard):
     options = {"reshard_after_forward": reshard}

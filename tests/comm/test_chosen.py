@@ -141,6 +141,7 @@ def check(team, kind, ranks):
             assert sent == 4 * sent_to(program, rank, sizes).total() + told, (name, length, rank)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("ranks", "kind"), [(3, "torch"), (4, "engine"), (4, "tcp")])
 def test_every_algorithm_gives_the_bits_of_the_executor(workers, kind, ranks):
     check(workers, kind, ranks)
@@ -257,6 +258,7 @@ def others(transport, kind):
     return "nothing"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["algorithm", pytest.param("size", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wire", KINDS)
 def test_ranks_that_disagree_are_told(ended_workers, wire, kind):

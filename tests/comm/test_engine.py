@@ -143,6 +143,7 @@ def reduce_scatter_is(engine, x, want, op, *, in_place):
     return right and sent == (x.numel() - counts[engine.rank]) * x.itemsize
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("resident", [False, True], ids=["private", "arena"])
 @pytest.mark.parametrize("ranks", SIZES)
 def test_reductions_are_those_of_plain_torch_to_the_last_bit(together, ranks, resident):
@@ -233,6 +234,7 @@ def moved(engine, resident, count, dtype):
     yield "scatter", x, own, sent, bytes
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("resident", [False, True], ids=["private", "arena"])
 @pytest.mark.parametrize("ranks", SIZES)
 def test_moves_bring_every_bit(together, ranks, resident):
@@ -284,6 +286,7 @@ def exchange(engine, count, resident):
     return right and total.item() == sum(range(engine.size)) and sent == counted
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("resident", [False, True], ids=["private", "arena"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_of_a_group_may_all_send_first(together, ranks, resident):

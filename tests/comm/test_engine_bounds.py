@@ -129,6 +129,7 @@ def is_told(sentences):
         assert ") has numbers in the arena that cannot be (they were overwritten), as" in sentence
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", [ALL_GATHER, ALL_REDUCE, SCATTER, BROADCAST, ALL_TO_ALL])
 def test_a_wild_offset_is_told_and_not_read(together, poke, kind):  # noqa: F811
     for offset in OFFSETS:

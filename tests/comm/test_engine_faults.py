@@ -81,6 +81,7 @@ def left_behind(number, pids):
     return left
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("moment", range(3))
 def test_a_killed_rank_is_named_at_once_and_nothing_is_left(running, size, moment):
@@ -135,6 +136,7 @@ def receive_from_all(met, name, rank, size, pipe):
         pipe.send((str(error), error.dead))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize("victim", [1, 2, 3])
 def test_the_right_one_of_several_awaited_ranks_is_named(running, fault, victim):

@@ -249,6 +249,7 @@ def test_a_child_that_was_not_told_what_to_do_leaves():
     see_all_end(UNSAID, code=0)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_load_says_why():
     family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=["no.such.module"], main=False)
     with pytest.raises(ServerLost, match="No module named 'no'"):

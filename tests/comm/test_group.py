@@ -253,6 +253,7 @@ def lose_a_peer(pipe, met, rank, *, kind, through_thread):
     pipe.close()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["engine", "torch"])  # tcp: test_tcp_faults.py
 @pytest.mark.parametrize("through_thread", [False, True])
 def test_a_dead_peer_is_told_soon(tmp_path, through_thread, kind):

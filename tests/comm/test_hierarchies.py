@@ -171,6 +171,7 @@ def narrow_between(transport, machines, cache, dtype):
     return found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("machines", ["aabb", "abab"])
 @pytest.mark.parametrize(("dtype", "half"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_narrow_types_are_rounded_once_a_stage_between_hosts(

@@ -73,6 +73,7 @@ def end(seat, how):
     return wait(transport)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("how", "code", "kind", "why"),
     [
@@ -102,6 +103,7 @@ def fail_until(seat, folder, times):
     return 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("restarts", "code"), [(1, 1), (3, 0)])
 def test_a_run_that_failed_is_started_again(tmp_path, restarts, code):
     said = []
@@ -113,6 +115,7 @@ def test_a_run_that_failed_is_started_again(tmp_path, restarts, code):
     ]
 
 
+@pytest.mark.slow
 def test_a_stop_is_not_and_neither_is_a_mistake():
     said = []
     assert run(end, "stopped", restarts=3, said=said) == Ending(138, kind="stopped")
@@ -169,6 +172,7 @@ class Interrupted(ForkServer):
         assert self._process.returncode is not None
 
 
+@pytest.mark.slow
 def test_a_signal_while_all_ends_breaks_nothing_off(tmp_path, monkeypatch):
     """It was raised in the middle of ending the family, whose processes stayed."""
     monkeypatch.setattr(launching, "ForkServer", Interrupted)
@@ -195,6 +199,7 @@ def leave_family(seat):
         return 128 + request.signal
 
 
+@pytest.mark.slow
 def test_when_the_fork_server_is_killed_ranks_save_and_leave():
     ending = run(leave_family)
     assert (ending.code, ending.why) == (1, "the process that started the ranks was killed")

@@ -122,6 +122,7 @@ def tell_addresses(transport, machines, cache):
         return hosts_of(wire).at
 
 
+@pytest.mark.slow
 def test_ranks_tell_each_other_their_wire_and_address(workers, tmp_path):
     told = workers.run(tell_addresses, "ab", tmp_path, ranks=2)
     assert told == [("tcp 127.0.0.1",) * 2] * 2
@@ -177,6 +178,7 @@ def test_the_likeliest_are_measured_and_one_of_them_is_taken(workers, tmp_path):
     assert {row[2:4] for row in kept.corrections} == {("2x1", 1 << 10), ("2x2", 1 << 10)}
 
 
+@pytest.mark.slow
 def test_measuring_needs_no_selection(workers, tmp_path):
     """The probe alone: every flow between hosts has a rate."""
     for found in workers.run(probe, "abcd", tmp_path, ranks=4):

@@ -98,6 +98,7 @@ def near(found, expected, terms):
     ).all()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("op", ["sum", pytest.param("max", marks=pytest.mark.slow)])
 def test_reductions(workers, meet, size, op):
@@ -133,6 +134,7 @@ def test_a_mean_is_a_sum_that_is_divided(workers, meet):
             np.testing.assert_array_equal(torch.from_numpy(mean).view(torch.float32), half)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_moves(workers, meet, size):
     results = workers.run(on_wire, meet, moves, torch.float32, ranks=size)
@@ -271,6 +273,7 @@ def abandoned(transport, path):
     return str(lost.value)
 
 
+@pytest.mark.slow
 def test_who_waits_on_a_wire_that_ends_is_told_which_call_it_was(ended_workers, meet):
     said, _ = ended_workers.run(abandoned, meet, ranks=2)
     assert "this rank called #1 all_reduce(float32 [3], sum) at" in said

@@ -179,6 +179,7 @@ def play(group, every, way):
 QUICK = [("engine", 2), ("engine", 3), ("engine", 4), ("torch", 3), ("native", 3), ("both", 2)]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "size"),
     [

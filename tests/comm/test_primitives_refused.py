@@ -43,6 +43,7 @@ def differ(transport, case):
         group.close()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["engine", "torch"])
 @pytest.mark.parametrize("case", ["root", "counts", "messages"])
 def test_ranks_that_disagree_are_told(ended_workers, meet, kind, case):  # noqa: F811

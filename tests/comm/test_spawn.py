@@ -84,6 +84,7 @@ def die(transport, rank):
     Group(transport, axis="dp", counters=Counters()).barrier()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_dies_is_named(rank):
     """Also where its peer is quicker, and tells that it is lost."""
@@ -105,6 +106,7 @@ def end(transport, how):
     raise ENDS[how]()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_what_is_no_defect_is_a_sentence(how):
     with Workers(1) as one, pytest.raises(WorkerError) as told:
@@ -173,6 +175,7 @@ def test_a_worker_that_died_between_runs_is_named():
             two.run(last_comes_first)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_a_wrong_number_of_ranks_is_refused(ranks):
     with Workers(1) as one:

@@ -113,6 +113,7 @@ def told(user, pids, sockets, *place):
     return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("place", [pytest.param([], marks=pytest.mark.slow), ["unshare", "--net"]])
 def test_a_stranger_finds_nothing(pids, place):
     """Neither on this machine's network, nor on another one, as a container has."""

@@ -119,6 +119,7 @@ LATE = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("operation", LATE)
 def test_who_calls_late_takes_no_long_message_before_and_is_not_lost(operation, ranks):
     """His kernel has no room for it, and then TCP takes the link for one that is down."""

@@ -99,6 +99,7 @@ def check_reductions(results, size, dtype, op):
         assert sent == [count * dtype.itemsize for count in total]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_in_every_float(workers, size, kind):
@@ -107,6 +108,7 @@ def test_sums_in_every_float(workers, size, kind):
         check_reductions(results, size, dtype, "sum")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", OPS)
 def test_every_reduction(workers, op, kind):
@@ -115,6 +117,7 @@ def test_every_reduction(workers, op, kind):
         check_reductions(results, 3, dtype, op)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_whole_number(workers, kind):
     for dtype in REDUCIBLE:
@@ -148,6 +151,7 @@ def moves(transport, dtype):
     return found, sent
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 def test_moves(workers, size, kind):
@@ -372,6 +376,7 @@ def come_and_go(transport):
     return len(during), sorted(open_files() - before)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_stays_open(workers, kind):
     for during, left in workers.run(come_and_go, ranks=3, transport=kind):

@@ -73,6 +73,7 @@ def whole(transport, seed):
     return found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["tcp", "torch"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_results_have_the_bits_of_shared_memory(workers, kind, ranks):

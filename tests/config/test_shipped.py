@@ -72,5 +72,5 @@ def test_a_name_that_is_nearly_one_is_answered(somewhere):
 
 
 def test_a_model_is_no_recipe():
-    with pytest.raises(UserError, match=r"a model: howdah train laptop model\.preset=llama3-8b"):
+    with pytest.raises(UserError, match=r"name the recipe laptop, and model\.preset=llama3-8b"):
         load_run(Path("llama3-8b"))

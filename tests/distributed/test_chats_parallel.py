@@ -65,6 +65,7 @@ def test_ranks_have_uneven_numbers_of_labels(data, cache):
     assert len(set(counts)) == len(counts) == 6 and max(counts) > 2 * min(counts) > 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -45,6 +45,7 @@ def prove(workers, layout, algorithms, kind):
     assert verdict.proved, "\n".join(report(verdict))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "kind"), [("dp3 zero2 x2", "engine"), ("dp2 tp2 sp zero3 x2", "torch")]
 )

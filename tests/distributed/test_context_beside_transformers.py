@@ -86,6 +86,7 @@ def ours(transport, words, folder):
     return losses, norms
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -29,6 +29,7 @@ def uneven(layout, **sizes):
     return replace(case, sequence=19, shape=shape)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "breaks"),
     [
@@ -56,6 +57,7 @@ def test_every_form_equals_one_device(workers, layout, form):
     prove(case_of(layout, form=form), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["cp3 x1", f"cp3 x2 {TRADE}", f"cp4 x1 {BOTH}"])
 def test_nothing_needs_to_divide(workers, layout):
     """Neither tokens nor, between the ranks, heads: 19 positions, 8 heads of 4 key-value heads."""

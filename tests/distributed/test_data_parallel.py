@@ -37,6 +37,7 @@ def prove_noticed(case, workers):
 SLOW = pytest.mark.slow  # cases beside quick ones that prove the same on other sizes
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -48,6 +49,7 @@ def test_every_layout_equals_one_device(workers, layout):
     prove_noticed(case_of(layout), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("ranks", ["dp2 x3", "dp3 x1", pytest.param("dp4 x2", marks=SLOW)])
 @pytest.mark.parametrize("zero", ["zero1", "zero2", "zero2 accumulate=whole"])
 def test_every_stage_of_zero_equals_one_device(workers, zero, ranks):
@@ -62,6 +64,7 @@ def test_groups_with_copies_of_the_shares_equal_one_device(workers, zero):
     prove_noticed(case_of(f"dp4 {zero} shard2 x2"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -88,6 +91,7 @@ def test_eight_ranks_equal_one_device(eight, layout):
     prove(case_of(layout), eight)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("precision", "zero"),
     [
@@ -99,6 +103,7 @@ def test_stages_in_lower_precisions_equal_one_device(workers, zero, precision):
     prove_noticed(case_of(f"dp2 {zero} x3", precision=precision), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout", ["dp3 zero2 x2", *(pytest.param(one, marks=SLOW) for one in ("dp2 x3", "dp3 x1"))]
 )

@@ -39,6 +39,7 @@ def case_with(layout, shape, routing=BALANCED, **of):
 SLOW = pytest.mark.slow  # cases beside quick ones that prove the same on other layouts
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -60,6 +61,7 @@ def test_experts_equal_one_device(workers, layout):
     prove(case_with(layout, MIXTRAL), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -72,17 +74,20 @@ def test_latent_attention_groups_and_biases_equal_one_device(workers, layout):
     prove(case_with(layout, DEEPSEEK), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero3 x1", "tp2 sp x1"])
 @pytest.mark.parametrize("shape", [GATED, QWEN], ids=["gated", "qwen3"])
 def test_other_families_equal_one_device(workers, layout, shape):
     prove(case_with(layout, shape), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 x2", "tp2 zero3 dp2 x1", "pp2 zb-h1 recompute=full x2"])
 def test_a_capacity_drops_the_same_tokens_on_every_layout(workers, layout):
     prove(case_with(layout, DEEPSEEK, DROPPING), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "shape"),
     [
@@ -97,11 +102,13 @@ def test_every_break_is_noticed(workers, layout, shape):
     prove(case, workers, controls=True)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_other_precisions(workers, precision):
     prove(case_with("dp2 tp2 zero2 x2", MIXTRAL, precision=precision), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("routing", [BALANCED, DROPPING], ids=["dropless", "capacity"])
 @pytest.mark.parametrize(
     "layout",
@@ -112,6 +119,7 @@ def test_experts_on_different_ranks_equal_one_device(workers, layout, routing):
     prove(case_with(layout, MIXTRAL, routing), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -127,6 +135,7 @@ def test_ep_beside_other_forms(workers, layout):
     prove(case_with(layout, DEEPSEEK), workers)
 
 
+@pytest.mark.slow
 def test_every_break_of_ep_is_noticed(workers):
     case = case_with("dp4 ep2 zero2 x1", DEEPSEEK, DROPPING)
     names = [mutation.name for mutation in mutations(case.plan)]

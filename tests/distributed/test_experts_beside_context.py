@@ -33,6 +33,7 @@ def case_with(layout, shape, routing=BALANCED, **of):
     return replace(case, shape=shape, method=replace(case.method, routing=routing))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("routing", [BALANCED, DROPPING], ids=["dropless", "capacity"])
 @pytest.mark.parametrize(
     "layout",
@@ -53,6 +54,7 @@ def test_experts_beside_cp_equal_one_device(workers, layout, routing):
     prove(case_with(layout, MIXTRAL, routing), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -78,6 +80,7 @@ def test_other_precisions(workers, layout, precision):
     prove(case_with(layout, DEEPSEEK, precision=precision), workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "routing"),
     [

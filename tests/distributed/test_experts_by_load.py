@@ -35,6 +35,7 @@ def case_with(layout, shape, routing):
     return replace(case, shape=shape, method=method, orders=orders)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("routing", [Routing(), DROPPING], ids=["dropless", "capacity"])
 @pytest.mark.parametrize(
     ("layout", "shape"),

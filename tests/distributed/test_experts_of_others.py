@@ -112,6 +112,7 @@ def micro_of(rows):
     return Micro(*arrays, samples=torch.arange(len(rows)).numpy())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", MODELS)
 def test_losses_and_norms_are_those_of_a_plain_loop(workers, tmp_path, kind):
     transformers.utils.logging.disable_progress_bar()

@@ -46,6 +46,7 @@ def case_with(layout, form, *, attention_dropout=0.0, **of):
     return case
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -70,6 +71,7 @@ def test_bloom_equals_one_device(workers, layout):
     prove(case_with(layout, "bloom"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -104,6 +106,7 @@ def test_other_forms_of_them_equal_one_device(workers, layout, form):
     prove(case_with(layout, form), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "form"),
     [

@@ -107,6 +107,7 @@ def micros_of(kind, step, plan, replica):
     return micros
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [

@@ -40,6 +40,7 @@ def case_with(layout, form="t5", **of):
     return case
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -137,6 +137,7 @@ def test_a_miniature_keeps_first_and_second_copies_apart(make_job, layout, small
 # -- 8 bits ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "precision"),
     [
@@ -269,6 +270,7 @@ def sending(kind):
     return patch.object(unit_messages, "Messages", kind)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "words", "method"),
     [

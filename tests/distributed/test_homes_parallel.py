@@ -62,6 +62,7 @@ def test_an_untied_embedding_is_read_by_its_rows_alone(workers, words):
     prove(case_of(f"{words} {HOST}", form="untied"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["dp2 x2", "cp2 x1"])
 @pytest.mark.parametrize("form", ["laptop", "untied"])
 def test_replicas_with_whole_tables_read_their_rows(workers, words, form):
@@ -76,6 +77,7 @@ def late_card():
         yield
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -102,6 +104,7 @@ def test_moves_of_a_gpu_that_are_late_equal_one_device(workers, words):
         prove(case, Broken(workers, late_card))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("window", [3, 5])
 def test_a_wider_window_of_a_gpu_is_right_too(workers, window):
     """Gathers begin a unit early there, and fetches several."""
@@ -116,6 +119,7 @@ def test_what_rows_are_added_through_is_counted(workers, precision):
     prove(case_of(words, form="untied", precision=precision), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -143,6 +147,7 @@ def test_all_states_on_the_disk_on_every_axis(workers, words):
     prove(case_of(f"{words} {homes}", form="untied" if "pp2" in words else "laptop"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -211,6 +216,7 @@ def late_case(words, **more):
     return replace(case, method=replace(case.method, optimizer=optimizer))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -299,6 +305,7 @@ def moving(kind):
         yield
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "form"),
     [

@@ -100,11 +100,13 @@ def clean(workers, case, *, apart=True):
     assert all(rank.started > 3 and rank.poisoned > 30_000 for rank in seen)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("forms", QUICK, ids="+".join)
 def test_nothing_in_flight_is_touched_and_late_results_change_no_bit(workers, forms):
     clean(workers, small(together(forms)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("words", "precision"), MORE.items())
 def test_sums_in_a_row_and_weights_of_their_own(workers, words, precision):
     clean(workers, small(words, precision))
@@ -118,6 +120,7 @@ def test_messages_in_8_and_4_bits(workers, how):
     clean(workers, replace(case, method=replace(case.method, **how)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("forms", SHARED, ids="+".join)
 def test_units_that_share_a_message_are_waited_for_too(workers, forms):
     clean(workers, small(together(forms)), apart=False)
@@ -341,6 +344,7 @@ def broken(transport, case, name, double):
     return "NaN" if any(map(isnan, found.numbers.values())) else ""
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("double", [FlightChecker, LateDouble])
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_break_is_noticed(workers, name, double):

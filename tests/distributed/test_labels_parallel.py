@@ -50,6 +50,7 @@ def prove(case, workers, **how):
     assert verdict.proved, "\n".join(report(verdict))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", QUICK)
 def test_labels_on_a_layout_equal_one_device(workers, words):
     prove(case_of(words), workers, controls=False)

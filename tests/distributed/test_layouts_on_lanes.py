@@ -60,6 +60,7 @@ def beside_links(rows, *, times):
     return +sent
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words", [*LAYOUTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)]
 )
@@ -97,6 +98,7 @@ def broken(transport, case, path, kind):
     return str(said.value)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("words", "kind"), [("dp2 zero2 x2", "result"), ("tp2 sp x1", "start")])
 def test_an_edge_that_is_missing_is_noticed(ended_workers, tmp_path, words, kind):
     case = case_of(words, precision="float32")

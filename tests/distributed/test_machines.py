@@ -34,6 +34,7 @@ def gather_on(transport, case, machines):
     return evidence
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "machines", "links"),
     [

@@ -56,6 +56,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("forms", QUICK, ids="+".join)
 def test_forms_together_equal_one_device(workers, forms):
     verdict = verify(case_of(together(forms)), workers, controls=False)

@@ -75,6 +75,7 @@ def same(transport):
     return torch.equal(one, other)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -113,6 +114,7 @@ def held(transport, case, apart):
         return _tensors(placed).get("reduced", 0), predicted, placed.sums.narrow_bytes
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("words", ["dp3 zero1 x1", "dp2 zero2 x2", "dp4 zero2 shard2 x2"])
 def test_memory_of_narrow_gradients_is_predicted(workers, words, apart):

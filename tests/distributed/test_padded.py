@@ -27,6 +27,7 @@ def padded(words):
     return Padded(**vars(case))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "words",
     ["dp3 zero1 x1", "dp3 zero2 x2", "dp3 zero3 x1", "dp4 zero3 shard2 x2", "dp2 tp2 zero2 x1"],
@@ -38,6 +39,7 @@ def test_padded_shares_equal_one_device(workers, words):
     assert verdict.proved, "\n".join(report(verdict))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("first", ["plain", "padded"])
 def test_checkpoints_pass_between_both_kinds_of_shares(workers, make_job, tmp_path, first):
     def job(name, layout, kind):

@@ -40,11 +40,13 @@ def pipeline_case(layout, *, layers=3, **settings):
     return replace(case, shape=replace(case.shape, layers=layers))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_equals_one_device(workers, schedule):
     prove(pipeline_case(f"pp2 {schedule} x3"), workers, controls=schedule in ("1f1b", "zb-h1"))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("micros", [1, 5])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved v2", "zb-h2", "zb-v"])
 def test_stages_on_three_ranks(workers, schedule, micros):
@@ -52,6 +54,7 @@ def test_stages_on_three_ranks(workers, schedule, micros):
     prove(pipeline_case(f"pp3 {schedule} x{micros}", layers=6, steps=1), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_an_embedding_or_a_head_may_be_a_stage_alone(workers, schedule):
     case = pipeline_case(f"pp4 {schedule} x3", layers=2)
@@ -60,6 +63,7 @@ def test_an_embedding_or_a_head_may_be_a_stage_alone(workers, schedule):
     prove(case, workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "counts"),
     [
@@ -74,6 +78,7 @@ def test_stages_of_chosen_blocks_equal_one_device(workers, layout, counts):
     prove(case, workers)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
 @pytest.mark.parametrize("zero", DP)
 def test_replicas_of_a_pipeline_equal_one_device(workers, zero, schedule):
@@ -81,12 +86,14 @@ def test_replicas_of_a_pipeline_equal_one_device(workers, zero, schedule):
     prove(pipeline_case(f"dp2 pp2 {words} {schedule} x3"), workers, controls=zero == "zero2")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("zero", ["zero0", "zero1", "zero2"])
 def test_replicas_of_untied_stages_that_alternate(workers, zero):
     words = zero.replace("zero0", "")
     prove(pipeline_case(f"dp2 pp2 {words} interleaved v2 x3", form="untied"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "laptop"])
 def test_every_form_equals_one_device(workers, form):
     prove(pipeline_case("pp2 zb-h1 x3", form=form), workers)
@@ -121,6 +128,7 @@ rank 1: 0F0 0F1 3F0 3F1 3B1 3I0 3W0 0B1 0B0
 """
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["pp2 interleaved v2 x2", "dp2 pp2 zero2 interleaved v2 x2"])
 def test_a_schedule_of_ones_own_equals_one_device(workers, layout):
     """Neighbouring stages on one rank, whole and halved backwards, the last micro-batch first."""
@@ -199,6 +207,7 @@ def breaking(name):
     return BREAKS[name][0]()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_break_is_noticed(workers, name):
     case = pipeline_case(BREAKS[name][1], steps=1)
@@ -209,6 +218,7 @@ def test_a_break_is_noticed(workers, name):
 # -- whole runs --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_and_without_stages(workers, make_job, tmp_path):
     """From two replicas to two stages and back; the held-out loss is that of one device, too."""
     often = ["train.steps=12", "train.save_every=4", "train.evaluate_every=4", "train.keep_last=5"]

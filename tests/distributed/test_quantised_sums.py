@@ -106,6 +106,7 @@ def stepped(transport, case, kind, apart):
         return log, _tensors(placed)["reduced"], predicted
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("feedback", [False, True], ids=["forgotten", "fed back"])
 @pytest.mark.parametrize(
     ("words", "apart"),
@@ -263,6 +264,7 @@ def after_infinity(transport):
 FED = "method.gradient_dtype=int4", "method.gradient_feedback=true"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_what_was_rounded_away(workers, make_job, tmp_path):
     """And one on other ranks says that it has not; one without feedback, that it needs none."""
     layout = "layout=dp2 zero2"

@@ -36,6 +36,7 @@ def prove_noticed(case, workers):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -26,6 +26,7 @@ def sparse_case(layout, form="untied", **how):
     return replace(case_of(layout, form=form, **how), comm=SPARSE)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "form"),
     [

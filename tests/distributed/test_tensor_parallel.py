@@ -27,6 +27,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "breaks"),
     [
@@ -41,18 +42,21 @@ def test_every_break_is_noticed(workers, layout, breaks):
     prove(case, workers, controls=True)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2"])
 def test_every_form_equals_one_device(workers, layout, form):
     prove(case_of(layout, form=form), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("form", UNEVEN)
 @pytest.mark.parametrize("layout", ["tp3 x1", "tp3 sp x2"])
 def test_nothing_needs_to_divide(workers, layout, form):
     prove(replace(case_of(layout), shape=UNEVEN[form]), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp4 x2", "tp4 sp x1"])
 def test_key_value_heads_are_shared_by_more_parts_than_there_are_heads(workers, layout):
     """Each head's keys are on two of four parts: their gradients are summed over those two."""
@@ -61,23 +65,27 @@ def test_key_value_heads_are_shared_by_more_parts_than_there_are_heads(workers, 
     prove(case, workers, controls="sp" not in layout)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("sp", ["", "sp "])
 @pytest.mark.parametrize("zero", ["", "zero1 ", "zero2 ", "zero2 accumulate=whole "])
 def test_beside_replicas_and_what_they_share_out(workers, zero, sp):
     prove(case_of(f"dp2 tp2 {zero}{sp}x3", form="qwen3"), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp2 zero2 sp x2", "tp2 recompute=full sp x2"])
 def test_beside_shares_of_one_and_what_is_made_again(workers, layout):
     prove(case_of(layout), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("layout", ["tp2 x3", "tp4 sp x2", "dp2 tp2 zero2 sp x2"])
 def test_lower_precisions_equal_one_device_within_their_rounding(workers, layout, precision):
     prove(case_of(layout, form="qwen3", precision=precision), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("form", ["laptop", "gpt2"])
 def test_dropout_of_a_slice_drops_what_one_device_drops(workers, form):
     prove(case_of("tp2 sp x2", form=form, dropout=0.1), workers)

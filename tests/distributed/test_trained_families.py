@@ -74,6 +74,7 @@ def layouts_of(form):
     return (*LAYOUTS, "dp2 ep2 x2", "dp4 ep2 zero2") if SHAPES[form].experts else LAYOUTS
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("form", "layout"),
     [
@@ -90,6 +91,7 @@ def test_adapters_of_all_families_are_trained_alike(workers, form, layout):
     prove(trained(layout, form, adapter=LOW[form]), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("form", "layout", "which"),
     [

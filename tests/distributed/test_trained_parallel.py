@@ -51,6 +51,7 @@ def test_parts_of_a_model_are_trained_alike(workers, layout, train, form):
 HOST = "weights=host gradients=host optimizer=host activations=host"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("train", [(), LOW])
 @pytest.mark.parametrize(
     ("layout", "form"),
@@ -114,6 +115,7 @@ def test_adapters_are_trained_alike(workers, layout, adapter, train, form):
     prove(trained(layout, form, train, adapter), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("layout", "adapter", "train"),
     [
@@ -141,6 +143,7 @@ def test_lengths_of_rows_are_trained_alike(workers, layout, adapter, train, form
     prove(trained(layout, form, train, adapter), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("adapter", [ALL, DORA])
 def test_key_value_heads_that_ranks_share_have_adapters(workers, adapter):
     """Four ranks, two key-value heads: B and lengths of a key are the same on two of them."""

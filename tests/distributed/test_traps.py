@@ -32,6 +32,7 @@ ODD = replace(FORMS["qwen3"], heads=8, kv_heads=4, width=40, head_size=8, vocab=
 # -- the loss ----------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp2 x2", "tp3 sp x1", "dp2 tp2 zero1 x1", "pp2 tp2 x2"])
 def test_labels_are_smoothed_over_the_whole_vocabulary(workers, layout):
     """Megatron-LM spread the smoothing over a part's own rows and took the mean of its own
@@ -41,6 +42,7 @@ def test_labels_are_smoothed_over_the_whole_vocabulary(workers, layout):
     prove(replace(case, method=replace(case.method, label_smoothing=0.1)), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp2 x2", "tp3 sp x1", "dp2 tp2 zero1 x1", "pp2 tp2 x2"])
 def test_every_logit_is_in_the_sum_of_exponentials_once(workers, layout):
     """Megatron-LM gave logits that were gathered already to the loss that sums over the parts:
@@ -54,6 +56,7 @@ def test_every_logit_is_in_the_sum_of_exponentials_once(workers, layout):
 # -- its divisor -------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 x3", "dp2 tp2 sp x3", "dp2 pp2 x3", "dp2 zero3 x3"])
 def test_micro_batches_with_other_numbers_of_tokens_are_not_averaged(workers, layout):
     """torchtune and torchtitan took a mean for each micro-batch, then the mean of these: tokens of
@@ -69,6 +72,7 @@ def test_micro_batches_with_other_numbers_of_tokens_are_not_averaged(workers, la
 # -- sums --------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp2 sp x2", "tp4 sp x1", "pp2 tp2 sp x2", "dp2 tp2 zero3 sp"])
 def test_norms_saw_a_slice_of_the_sequence_alone(workers, layout):
     """In Megatron-LM under sequence slices, the final norm's gradient was another on each part of
@@ -81,6 +85,7 @@ def test_norms_saw_a_slice_of_the_sequence_alone(workers, layout):
     prove(case, workers)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("zero", ["", "zero1 ", "zero2 ", "zero3 "])
 @pytest.mark.parametrize("ranks", ["dp2 pp2", "pp2 tp2"])
 def test_an_embedding_on_two_stages_has_the_gradients_of_both(workers, ranks, zero):
@@ -109,6 +114,7 @@ def count_on_the_first_part(context):
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("count", [count_all_that_is_here, count_on_the_first_part])
 @pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2", "pp2 tp2 x2"])
 def test_the_norm_has_every_element_once(workers, layout, count):
@@ -127,6 +133,7 @@ def test_the_norm_has_every_element_once(workers, layout, count):
 # -- the data ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_next_sample_comes_next_when_dp_has_changed(workers, make_job, tmp_path):
     """torchtitan kept a place in the text for each replica. With fewer of them a run went on, and
     what the others were to read next was lost (#811, #816); Megatron-Bridge the same (#5637).

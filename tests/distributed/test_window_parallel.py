@@ -11,6 +11,7 @@ SLOW = pytest.mark.slow
 HOST = "weights=host optimizer=host gradients=host"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "window"),
     [

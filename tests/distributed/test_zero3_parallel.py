@@ -25,12 +25,14 @@ from howdah.sim.traffic import step_traffic
 from howdah.verify.verify import verify
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole"])
 @pytest.mark.parametrize("ranks", ["dp2 x1", "dp3 x3", "dp4 x2"])
 def test_shared_out_weights_equal_one_device(workers, ranks, words):
     prove(case_of(f"{ranks} {words}"), workers, controls=ranks == "dp3 x3")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout", ["dp3 zero3 gather=broadcast x2", "dp2 tp2 zero3 gather=broadcast x1"]
 )
@@ -45,11 +47,13 @@ def test_weights_that_are_broadcast_by_their_owners_equal_one_device(workers, la
     prove(replace(case, comm=chosen), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["", "accumulate=whole", "recompute=full"])
 def test_groups_with_copies_of_the_shares_equal_one_device(workers, words):
     prove(case_of(f"dp4 zero3 shard2 x2 {words}"), workers)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", ["full", "selective"])
 @pytest.mark.parametrize(
     "layout", ["x2", "dp2 x3", "dp3 zero1 x1", "dp2 zero2 x2", "dp2 zero3 x3", "dp3 zero3 x1"]
@@ -58,6 +62,7 @@ def test_what_is_made_again_equals_one_device(workers, layout, kind):
     prove(case_of(f"{layout} recompute={kind}"), workers, controls=layout == "dp2 x3")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "layout", ["dp3 zero3 recompute=selective x1", "dp2 zero3 recompute=full x2"]
 )
@@ -66,17 +71,20 @@ def test_every_form_equals_one_device(workers, form, layout):
     prove(case_of(layout, form=form), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero3 x2", "dp2 zero3 recompute=full x2"])
 def test_gloo_carries_shares(workers, layout):
     prove(case_of(layout), workers, transport="torch")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full", "zero3 recompute=selective"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_lower_precisions_equal_one_device_within_their_rounding(workers, precision, words):
     prove(case_of(f"dp2 {words} x3", precision=precision), workers)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["full", "selective"])
 @pytest.mark.parametrize("form", ["laptop", "gpt2"])
 def test_dropout_drops_the_same_when_it_is_made_again(workers, form, kind):
@@ -143,6 +151,7 @@ def gathering(kind):
     return patch.object(applying, "ShardedWeights", kind)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", [Skipping, Early, Stale, Unpublished])
 def test_a_break_of_the_gathering_is_noticed(workers, kind):
     broken = Broken(workers, partial(gathering, kind))
@@ -154,6 +163,7 @@ def test_a_break_of_the_gathering_is_noticed(workers, kind):
 # -- checkpoints ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_and_without_shared_out_weights(workers, make_job, tmp_path):
     train_on(workers, make_job("a", "layout=dp3 zero3"))
     never_changed = losses(tmp_path / "a")

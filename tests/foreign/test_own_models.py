@@ -149,6 +149,7 @@ def sent_and_predicted(transport, layouts, model):
     return found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("model", ["reader", "pictures"])
 def test_predicted_bytes_are_those_that_are_counted(workers, model):
     layouts = ["dp2 x2", "dp2 zero1", "dp2 zero2 x2", "dp2 zero3 x2 recompute=full"]

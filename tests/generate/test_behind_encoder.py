@@ -86,6 +86,7 @@ def searched_on_ranks(transport, folder, words):
         return listed(greedy, len(TEXTS)), [[list(one.tokens) for one in each] for each in found]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_greedy_texts_are_those_of_generate(both, penalty):
     theirs, model = both
@@ -93,6 +94,7 @@ def test_greedy_texts_are_those_of_generate(both, penalty):
     assert_greedy_texts_agree(theirs, ours, TEXTS, penalty, decoder_start_token_id=START)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("beams", BEAMS, ids=str)
 def test_beams_are_those_of_generate(both, beams):
     theirs, model = both
@@ -100,6 +102,7 @@ def test_beams_are_those_of_generate(both, beams):
     assert_beams_agree(theirs, ours, TEXTS, beams, decoder_start_token_id=START)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["tp2", "pp2", pytest.param("pp2 tp2", marks=pytest.mark.slow)])
 def test_several_ranks_write_what_generate_writes(workers, made, words):
     theirs, folder = made
@@ -117,6 +120,7 @@ def test_several_ranks_write_what_generate_writes(workers, made, words):
         assert found == (greedy, searched)
 
 
+@pytest.mark.slow_after(1)
 def test_a_drawn_text_is_that_of_its_source_alone_and_ends_at_the_context(both):
     _, model = both
 

@@ -89,6 +89,7 @@ def test_greedy_texts_are_those_of_generate(both, penalty):
     assert_greedy_texts_agree(theirs, lambda: ours, PROMPTS, penalty)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("beams", BEAMS, ids=str)
 def test_beams_are_those_of_generate(both, beams):
     theirs, ours = both

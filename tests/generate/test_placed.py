@@ -81,6 +81,7 @@ def proof(workers, shape, words):
         assert held < 0.75 * total
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["tp2", "pp2"])
 @pytest.mark.parametrize("shape", ["llama", "t5"])
 def test_two_ranks_write_the_texts_of_one(workers, shape, words):

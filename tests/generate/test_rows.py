@@ -132,6 +132,7 @@ FAMILIES = SHAPES | {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("draw", [GREEDY, Draw(seed=2, repetition_penalty=1.3)], ids=["", "drawn"])
 def test_prompts_of_different_length_together_are_each_alone(shape, draw):
@@ -185,6 +186,7 @@ def shares_of(draw, count=4000):
     return torch.tensor([found[token] / count for token in range(len(LOGITS))])
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_draws_have_the_softmax_distribution(temperature):
     found = shares_of(Draw(temperature=temperature))

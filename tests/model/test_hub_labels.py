@@ -69,6 +69,7 @@ def test_logits_of_a_folder_are_those_of_transformers(tmp_path, name):
     assert torch.allclose(logits_of(tmp_path, found, tokens), theirs, atol=1e-5)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_export_is_loaded_by_transformers_with_its_labels(tmp_path, name):
     shape, tokens = shape_of(name), torch.randint(2, 60, (3, 9))

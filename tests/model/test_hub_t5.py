@@ -73,6 +73,7 @@ def logits_of(model, source, target, seen):
     return model.logits(model(target, target, source=source, seen=seen))
 
 
+@pytest.mark.slow_after(1)
 @every_shape
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_logits_equal(shape, dtype, bound, tmp_path, monkeypatch):

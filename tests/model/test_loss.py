@@ -222,6 +222,7 @@ def peak_of(loss, dtype, *, size):
     return peak
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1), (torch.bfloat16, 2)])
 def test_logits_of_one_chunk_exist_at_a_time(dtype, bound):
     """In bfloat16 they exist twice for a moment: as the product, and widened."""

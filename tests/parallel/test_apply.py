@@ -62,6 +62,7 @@ def first_bits(transport, precision):
     return total, placed.sums.sums != []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
 def test_every_layout_begins_with_the_same_bits(workers, precision):
     one, _ = first_bits(SingleRank(), precision)

@@ -73,6 +73,7 @@ def built(transport, words, shape):
     return parts, modules, names
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["pp2", "pp4", "pp2 zb-v"])
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
 def test_a_rank_builds_its_own_parts_alone(workers, words, shape):
@@ -131,6 +132,7 @@ def hold(transport, words):
     return max(counted), max(alive), said
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_rank_holds_what_the_schedule_says(workers, schedule):
     """What a forward began with lives until its backward has ended, and not longer."""
@@ -158,6 +160,7 @@ def remember(transport, words, precision):
     return measured, predicted
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("words", ["pp2", "pp2 zb-v", "pp4 gpipe", "pp2 recompute=full"])
 def test_measured_memory_is_what_was_predicted(workers, words, precision):
@@ -174,6 +177,7 @@ def evaluated(transport, words, micros):
     return held_out_loss(context, (micro(n) for n in range(micros)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("micros", [1, 3, 7])
 def test_a_held_out_loss_is_that_of_one_device(workers, micros):
     whole = evaluated(SingleRank(), "single x3", micros)

@@ -121,6 +121,7 @@ def one_device(micros):
     return {name: unit.gradients.numpy() for name, unit in placed.units.items()}
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("bucket_bytes", "buckets"), [(1, 4), (1 << 30, 1)])
 @pytest.mark.parametrize(("ranks", "micros"), [(2, 1), (2, 3), (3, 2), (4, 1)])
 def test_gradients_are_summed_once_over_the_ranks(workers, ranks, micros, bucket_bytes, buckets):

@@ -65,6 +65,7 @@ def equal(first, second):
     return first[0] == second[0] and all(map(torch.equal, first[1], second[1]))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 @pytest.mark.parametrize(
     "words",
@@ -121,6 +122,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_move_that_does_not_wait_is_seen(tmp_path, mutation):
     plan = plan_of(FORMS["untied"], f"single x2 {DISK}", Method("bf16"))

@@ -165,6 +165,7 @@ def test_any_order_of_units_finds_its_weights_in_a_window(place, window, vocab):
     assert moved or window < 4 or vocab == 16
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("vocab", [16, 64])
 @pytest.mark.parametrize("words", [HOST, f"{HOST} recompute=full", "optimizer=host weights=host"])
 def test_a_window_changes_no_bit(place, words, vocab):

@@ -111,6 +111,7 @@ def check(ranks, but=()):
 # -- layouts
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("words", QUICK)
 def test_calls_are_equal_and_legal_and_end(words):
     check(recorded(words))
@@ -247,6 +248,7 @@ def test_two_sums_in_another_order():
         check_equal(ranks)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["dp3 zero1 x2", "dp3 zero2 x2", "dp3 zero3 x2"])
 def test_shares_that_are_not_padded(words):
     plan = plan_of(words)

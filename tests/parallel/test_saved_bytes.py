@@ -148,6 +148,7 @@ def test_experts_and_latent_attention(shape, of, latent, **how):
     assert kept.count(total) == expected
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_laptop_s_model(dtype, packed):

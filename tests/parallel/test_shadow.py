@@ -21,6 +21,7 @@ def plan_of(words):
     return for_gpus(replace(case_of(words), method=Method()).plan)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     "words",

@@ -58,6 +58,7 @@ def run(transport, words, shape, steps=2):
     return found, bits
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("words", ZERO)
 @pytest.mark.parametrize(
     ("ranks", "shape"), [(2, SHAPE), (3, TIED), (4, SHAPE)], ids=["2", "3 tied", "4"]
@@ -166,6 +167,7 @@ DEEP = replace(SHAPE, layers=6)
 LONG = replace(TIED, layers=6, norm="rmsnorm", bias=False)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("shape", [DEEP, LONG], ids=["untied", "tied"])
 @pytest.mark.parametrize(
     "words",

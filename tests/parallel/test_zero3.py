@@ -81,6 +81,7 @@ def train_and_look(transport, words, form="untied", precision="float64", dropout
     return found
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "words", ["zero3", "zero3 accumulate=whole", "zero3 recompute=full", "zero3 release=step"]
 )
@@ -167,6 +168,7 @@ def watched(transport, form, words):
     return plan, seen, (gatherer.most, window, gatherer.moved)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full", "zero3 recompute=selective"])
 @pytest.mark.parametrize("form", FORMS)
 def test_units_come_in_the_planned_order_and_after_the_first_step_ahead(workers, form, words):

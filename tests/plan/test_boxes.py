@@ -206,6 +206,7 @@ def test_reads_fill_any_layout_from_any_other(model, holders, data):
     assert plan == reads(wanted, held)
 
 
+@pytest.mark.slow
 @given(shapes, st.data())
 @settings(max_examples=200)
 def test_reads_find_whatever_is_held_or_name_the_first_element_that_is_not(shape, data):

@@ -43,6 +43,7 @@ def test_mesh_groups_are_those_of_the_coordinates(world):
                 assert list(axis(layout, name).group(rank)) == split(rank, key, ranks)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("world", [1, 2, 6, 8, 12, 16, 24, 48, 64])
 def test_expert_and_shard_groups_are_those_of_the_coordinates(world):
     for pp, dp, cp, tp in worlds(world):

@@ -54,6 +54,7 @@ def test_the_layout_that_would_fit_runs_with_the_batch_of_the_recipe(batch):
     assert after.batch.global_batch == before.batch.global_batch and lacks(after, room) == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("memory", "way_out"),
     [

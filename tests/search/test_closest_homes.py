@@ -29,6 +29,7 @@ def found(words, devices, memory=None):
     return str(other) if other else None
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "devices", "memory", "nearest"),
     [

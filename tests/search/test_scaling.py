@@ -22,6 +22,7 @@ def question_of(model="llama3-8b", cluster="h100x8", batch=8, sequence=2048):
     return Question(preset(model), load_cluster(cluster), BF16, sequence, batch)
 
 
+@pytest.mark.slow
 def test_a_model_fits_where_a_search_finds_a_layout_and_nowhere_else():
     for devices in (1, 2, 4):
         for model in ("llama3-1b", "llama3-8b"):
@@ -58,6 +59,7 @@ def test_a_scaled_shape_keeps_its_kind(model):
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("disk", [0.0, 200e9])
 def test_the_largest_model_fits_and_one_layer_more_does_not(disk):
     """On the devices; or on a disk, where there is one."""
@@ -96,6 +98,7 @@ def test_a_model_whose_homes_have_no_room_does_not_fit_and_another_layout_is_tri
     assert fits(replace(question, cluster=replace(question.cluster, host=host)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("model", "cluster", "planned"),
     [("laptop", "laptop-cpu", False), ("llama2-13b", "rtx-3090x1", True)],

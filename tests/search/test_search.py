@@ -77,6 +77,7 @@ def drawn(question, count, seed):
 QUICK = ("node", "slow wire")  # the others are among the thousand layouts of the slow test
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", QUICK)
 def test_the_closed_form_is_near_the_simulation(case):
     """Four of five are within 10 % in time, and within 5 % in memory."""
@@ -152,6 +153,7 @@ def test_a_prediction_of_the_best_says_the_same():
     assert said.time and said.time.seconds == best.seconds and said.peak == best.peak
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_counted_by_reason():
     question = question_of("llama3-8b", "h100x64", 16, 4096)
     rows, out = space(question)
@@ -217,6 +219,7 @@ def test_activations_leave_the_device_where_that_is_faster_than_to_compute_them_
     assert (found[1e8].activations, found[1e8].recompute) == ("device", "full")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("bandwidth", "off"), [(63e9, 0.04), (2e9, 0.22)])
 def test_what_other_homes_take_and_save_is_what_the_simulation_says(bandwidth, off):
     """Where moves hide behind computation, and where a step waits for them. Memory is beside the
@@ -245,6 +248,7 @@ def test_what_other_homes_take_and_save_is_what_the_simulation_says(bandwidth, o
     assert len(compared) >= 8
 
 
+@pytest.mark.slow
 def test_that_nothing_fits_is_said_of_memory_that_was_counted(monkeypatch):
     """The fastest layouts seem to fit by closed form, and do not; the smallest one does."""
     question = small(devices=2, layers=6)
@@ -364,6 +368,7 @@ def any_answer(number):
     assert json.dumps(found_data(found, rows), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_any_question_has_an_answer_or_a_sentence():
     for number in range(20):
         any_answer(number)

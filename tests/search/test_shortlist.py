@@ -41,6 +41,7 @@ def few(monkeypatch):
     monkeypatch.setattr(file, "MORE", 1)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", CASES)
 def test_no_layout_is_faster_than_the_bound_of_its_group(case):
     form = form_of(case)
@@ -54,6 +55,7 @@ def test_no_layout_is_faster_than_the_bound_of_its_group(case):
     assert np.mean(least > 0.5 * seconds) > 0.2, "a bound that is worth something"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("case", CASES)
 def test_the_fastest_are_those_of_the_whole_space(few, case, share):

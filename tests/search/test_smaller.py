@@ -47,6 +47,7 @@ def test_the_cheapest_ways_are_named_first(layout, share, named):
     assert [(one.layout, one.micro_batch) for one in found] == named
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("layout", ["single x4", "dp2 x2", "dp4 x1", "pp2 1f1b x4", "tp2 dp2 x2"])
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
 def test_what_is_named_can_be_run_and_is_the_same_step(layout, share):

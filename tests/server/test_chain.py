@@ -239,6 +239,7 @@ def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is
         chain.close()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_replica_that_confirms_nothing_is_told_of(reached, monkeypatch):
     """The link may be cut for good, or what is done be refused there: the run waited for ever."""

@@ -234,6 +234,7 @@ def play(seeds, kind, bound):
     return repeated, kills
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("kind", "bound"), RULES)
 def test_what_pulls_contain_over_random_schedules(kind, bound):
     repeated, kills = play(range(100), kind, bound)

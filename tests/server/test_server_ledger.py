@@ -31,6 +31,7 @@ from howdah.server.shard import Shard, Term
 OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bsp_is_all_reduce_training_whatever_the_order_of_arrival(name):
     for seed in range(2):
@@ -72,6 +73,7 @@ def test_one_worker_is_local_training(rule):
     assert apart(weights_of([desk.shard for desk in desks]), plain(1)) < 1e-10
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "sync",
     [

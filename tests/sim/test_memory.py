@@ -363,6 +363,7 @@ def nbytes(tensors):
     return sum(seen.values())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", ["bf16", "float32", "float64"])
 def test_the_laptop_s_recipe_allocates_what_is_planned(precision, optimizer):

@@ -41,6 +41,7 @@ FLAT = hosts(4, 2)
 ROUGH = hosts(4, 2, levels=(Level(2, 4.0),), slow=((1, 3e7),))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("cluster", [FLAT, ROUGH], ids=["flat", "rough"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_what_is_chosen_has_the_least_price_of_all(cluster, shape):

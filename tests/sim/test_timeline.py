@@ -120,6 +120,7 @@ def test_so_is_any_schedule(schedule, send, reduce, each):
 # -- messages that cost nothing ------------------------------------------------
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_lowering_costs_no_time(name):
     """The order of messages, the receives and the waits keep no rank from its work."""

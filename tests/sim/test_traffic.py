@@ -318,6 +318,7 @@ def one_step(transport, plan, dtype):
     return counters.sent()
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("precision", ["bf16", "float64"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_predicted_equals_counted(workers, ranks, precision):

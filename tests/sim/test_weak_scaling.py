@@ -66,6 +66,7 @@ def test_the_sizes_are_those_of_the_paper():
     assert found == list(SHAPES)[1:]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("size", "layout", "gpus", "percent"),
     [

@@ -41,6 +41,7 @@ def alike(found, expected):
         assert found == expected
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "how",
     [
@@ -58,6 +59,7 @@ def test_texts_are_those_of_transformers(folders, how):
         alike(ours(inputs, do_sample=False, **how), expected)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("task", "key", "prefix"),
     [

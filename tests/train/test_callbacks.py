@@ -100,6 +100,7 @@ def test_another_loss_is_the_same_on_two_layouts(workers, make_job, tmp_path, mi
     assert losses(tmp_path / "one")[1] < 0.999 * losses(tmp_path / "plain")[1]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero1", "pp2"])
 def test_callbacks_log_into_every_file_and_change_nothing(
     workers, make_job, tmp_path, mine, layout
@@ -145,6 +146,7 @@ def test_an_interrupt_inside_a_callback_is_one(make_job, tmp_path, mine):
     assert "stopped after step 3 of 9 and saved; go on" in (tmp_path / "a" / "log.txt").read_text()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "said"),
     [

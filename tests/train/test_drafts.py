@@ -26,6 +26,7 @@ def die_while_saving(seat, job):
     return TRAIN_RANK(seat, job)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_0_leaves_no_draft(make_job, monkeypatch, tmp_path, capsys):
     """It stayed until the next start: as many bytes as a checkpoint has."""
     monkeypatch.setattr(cli_train, "train_rank", die_while_saving)

@@ -36,6 +36,7 @@ def lines_of(folder):
     return re.findall(rf"{PLACED}.*", (folder / "log.txt").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "more"),
     [

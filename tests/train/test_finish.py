@@ -78,6 +78,7 @@ def damage_last(checkpoints):
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("harm", "stands"),
     [

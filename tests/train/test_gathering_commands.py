@@ -95,6 +95,7 @@ def test_commands_that_join_survive_a_killed_worker_and_a_killed_server(recipe, 
         assert len(done) == 2 * steps * len(keys)  # every update of every step, once
 
 
+@pytest.mark.slow
 def test_what_cannot_be_joined_is_told(recipe, tmp_path):
     alone = ("--join", "127.0.0.1:1", *SERVED, BSP)
     with commands(recipe, tmp_path) as start:

@@ -262,6 +262,7 @@ def held_out_rows(job):
     return rows
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero3 x1", "tp2 sp pp2 x2"])
 def test_scores_of_a_layout_are_those_of_one_process(labelled, workers, tmp_path, layout):
     for name, words in (("one", "single"), ("some", layout)):

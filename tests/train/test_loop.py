@@ -63,6 +63,7 @@ def test_another_seed_gives_other_bits(workers, make_job, tmp_path):
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -114,6 +114,7 @@ def test_a_folder_that_cannot_be_written_costs_the_trace_alone(make_job, tmp_pat
     assert "step:  3 " in out
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("moment", ["start", "stop", "export_chrome_trace"])
 def test_a_profiler_that_fails_costs_the_trace_alone(make_job, tmp_path, capsys, moment):
     with patch.object(profile.profile, moment, side_effect=RuntimeError("no profiler here")):

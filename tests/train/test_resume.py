@@ -42,6 +42,7 @@ def going_on_changes_nothing(workers, job):
     assert losses(job.folder) == whole_losses
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
@@ -58,6 +59,7 @@ def test_going_on_is_equal_bit_for_bit(workers, make_job, layout, precision):
     going_on_changes_nothing(workers, job)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("optimizer", "states"),
     [
@@ -77,6 +79,7 @@ def test_every_optimizer_goes_on(workers, make_job, tmp_path, optimizer, states)
     assert losses(tmp_path / "a")[20] < losses(tmp_path / "a")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param([], marks=pytest.mark.slow, id="even"), pytest.param(RAMP, id="ramp")]
 )
@@ -139,6 +142,7 @@ def damage(folder, step, how):
     path.write_bytes(content)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("how", ["truncated", "one bit flipped"])
 def test_a_damaged_checkpoint_is_passed_over_and_told(workers, make_job, tmp_path, how):
     job = make_job("a")
@@ -187,6 +191,7 @@ def trained(workers, text, cache, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

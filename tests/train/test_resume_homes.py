@@ -45,6 +45,7 @@ def test_a_run_on_the_disk_goes_on_with_equal_bits(workers, make_job, tmp_path):
     assert metrics(tmp_path / "moved")[20]["exposed"] > 0  # alone, a rank waits for its disk
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("homes", ["optimizer=host", DISK])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_what_is_frozen_at_home_is_saved_and_comes_back(

@@ -130,6 +130,7 @@ EXPERTS = [
 ]
 
 
+@pytest.mark.slow
 def test_experts_keep_their_numbers_through_every_layout(workers, make_job, tmp_path):
     """Stacked experts and the biases of routers are pieces of a checkpoint like others."""
     layouts = ("dp2 zero2", "dp2 ep2 zero1", "tp2 sp", "pp2 zero1 dp2", "dp3 zero3")
@@ -151,6 +152,7 @@ def test_experts_keep_their_numbers_through_every_layout(workers, make_job, tmp_
     assert [sum(tokens) for tokens in counts.values()] == [5 * 32 * 2] * 2
 
 
+@pytest.mark.slow
 def test_experts_move_between_ranks_from_run_to_run(workers, make_job, tmp_path):
     """Two ranks, four, those that share sequences, and none: a checkpoint knows experts by number.
     Nothing is dropped, so what a rank is sent depends on the data.

@@ -46,6 +46,7 @@ def test_ranks_of_other_machines_take_no_memory_of_this_one():
         assert keeps_freed(plan, mesh_of(plan, (0, 1)))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("home", "kept"), [("device", True), ("host", True), ("disk", False)])
 def test_a_run_asks_for_what_its_homes_need(make_job, home, kept):
     job = make_job("a", "train.steps=1", f"layout=single x1 optimizer={home}")

@@ -49,6 +49,7 @@ def train_ahead(transport, job, asked=None):
         return loop.train(job, transport).step, told
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero1", "pp2"])
 def test_a_host_that_is_ahead_trains_the_same_model(workers, make_job, tmp_path, layout):
     words = [f"layout={layout}", "train.steps=7", "train.save_every=3", "train.evaluate_every=5"]

@@ -60,6 +60,7 @@ def test_a_run_with_servers_goes_on_as_an_all_reduce_run_and_back(workers, make_
         assert (other[name] - tensor).abs().max() <= 1e-10 * max(tensor.abs().max(), 1e-30), name
 
 
+@pytest.mark.slow
 def test_adam_counts_what_was_applied_when_a_run_goes_on_under_another_rule(
     workers, make_job, tmp_path
 ):
@@ -244,6 +245,7 @@ def full(pipe, store, meeting):
         return serving.serve_here(pipe, store, meeting)
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(make_job, capsys):
     sync = 'method.sync={kind = "asp", workers = 1}'
     job = make_job("full", "layout=server1", *SERVED[1:], sync, "train.steps=1")

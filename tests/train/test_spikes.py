@@ -117,6 +117,7 @@ def test_an_update_is_left_out_alike_on_every_layout(workers, make_job, tmp_path
         assert apart(ours, tensors(tmp_path / "one", 18)) < 1e-9, layout
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("action", ["skip", "rollback"])
 def test_a_resumed_run_decides_as_one_that_never_stopped(
     workers, make_job, tmp_path, jumps, action
@@ -133,6 +134,7 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(
         assert metas[0] == metas[1]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -61,6 +61,7 @@ def trained(_, shape, layout, method, mutation=None, *how):
             return str(waits)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("layout", "last"), LAYOUTS)
 def test_no_step_waits_for_the_card(card, layout, last):
     for form, rank in (("laptop", 0), ("gpt2", last)):
@@ -68,6 +69,7 @@ def test_no_step_waits_for_the_card(card, layout, last):
         assert found == [CARD]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("documents", [1, 2])
 @pytest.mark.parametrize(
     "method",
@@ -97,6 +99,7 @@ def test_nor_does_a_step_of_eight_billion_weights(card, layout):
 STATES = "weights=host gradients=host optimizer=host"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("form", ["laptop", "untied"])
 @pytest.mark.parametrize(
     ("words", "method", "found"),
@@ -122,6 +125,7 @@ def test_tensors_at_home_on_the_host_never_meet_those_of_the_card(card, words, m
     assert card.run(trained, FORMS[form], words, method, None, 0, 2) == [found]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("mutation", ["shares on the card", "rows on the host"])
 def test_where_they_meet_torch_refuses(card, mutation):
     (why,) = card.run(trained, FORMS["untied"], f"single x2 {STATES}", BF16, mutation, 0, 2)
@@ -200,6 +204,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("mutation", "sentence"),
     [

@@ -39,6 +39,7 @@ def train_and_ask(transport, job, asked, number):
     return outcome.step, outcome.signal
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("asked", "number"), [(0, signal.SIGTERM), (2, signal.SIGINT)])
 def test_all_ranks_stop_after_the_same_step(workers, make_job, tmp_path, asked, number):
     job = make_job("a", "layout=dp3", "train.save_every=0")
@@ -73,6 +74,7 @@ def train_and_ask_at(transport, job, asked, moment):
             return "lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_before_the_first_step_a_rank_leaves_at_once(make_job, tmp_path, asked):
     """The others miss it; the launcher tells them why."""

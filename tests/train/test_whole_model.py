@@ -76,6 +76,7 @@ WHOLE = ["single x2", "dp2 x1", "dp2 zero1", "dp2 zero2", "recompute=full"]
 CUT = ["dp2 zero3", "tp2", "pp2 1f1b x2"]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("layout", WHOLE + CUT)
 def test_the_text_is_what_it_was_and_weights_are_loaded_only_where_they_are_cut(
     workers, make_job, tmp_path, layout
@@ -106,6 +107,7 @@ def test_own_and_loaded_weights_give_the_same_bits(make_job, tmp_path):
     assert own == {name: trained[name].data_ptr() for name in own}, "nothing is copied"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp2 zero1", "tp2"])
 def test_a_run_in_bf16_samples_in_bf16(workers, make_job, layout):
     """It was a whole model in float32, twice what the run's own weights take."""
@@ -154,6 +156,7 @@ def on_a_card(transport, job):
         return watched(transport, job)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not there, reason="this torch has no devices written in Python")
 @pytest.mark.parametrize(
     "layout",

@@ -60,6 +60,7 @@ def trained(workers, job):
     return servers, found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["tp2 server2", "tp2 sp server1 x2"])
 @pytest.mark.parametrize("kind", ["bsp", "ssp"])
 def test_a_worker_of_two_ranks_alone_is_local_training(workers, make_job, tmp_path, layout, kind):
@@ -72,6 +73,7 @@ def test_a_worker_of_two_ranks_alone_is_local_training(workers, make_job, tmp_pa
     assert apart(whole(servers), alone) < 1e-10
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["asp", "bsp"])
 def test_the_ledgers_of_workers_of_two_ranks_give_their_weights(workers, make_job, kind):
     """One process computes a step from the versions that both ranks had pulled; so they had one of

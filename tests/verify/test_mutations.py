@@ -122,6 +122,7 @@ def before(unit, names):
     return names[: next(at for at, name in enumerate(names) if name.startswith(unit))]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["dp4 zero1 shard2 x2", "dp4 zero2 shard2 x2"])
 def test_a_sum_across_groups_skipped_leaves_every_gradient_that_of_a_group(workers, layout):
     right, wrong, names = changed(workers, case_of(layout, steps=1), skip_the_sum_across)
@@ -129,6 +130,7 @@ def test_a_sum_across_groups_skipped_leaves_every_gradient_that_of_a_group(worke
     assert wrong.losses == right.losses
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["", "release=step"])
 def test_a_kept_unit_is_late_from_the_second_step_on(workers, words):
     right, wrong, names = changed(workers, case_of(f"dp2 zero3 x2 {words}"), keep_a_unit)
@@ -137,6 +139,7 @@ def test_a_kept_unit_is_late_from_the_second_step_on(workers, words):
     assert wrong.sent == right.sent
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("words", ["recompute=full", "recompute=selective"])
 def test_another_second_run_changes_no_loss_and_what_backward_comes_to_behind_it(workers, words):
     right, wrong, names = changed(workers, case_of(f"x2 {words}", steps=1), run_otherwise_again)
@@ -145,6 +148,7 @@ def test_another_second_run_changes_no_loss_and_what_backward_comes_to_behind_it
     assert set(names) <= set(reached) and "layers.0.attention.v.weight" in names
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved v2", "zb-v"])
 def test_a_gradient_that_is_lost_is_missing_behind_the_boundary(workers, schedule):
     """With four stages, the first that is sent is that of the last boundary between ranks."""
@@ -157,12 +161,14 @@ def test_a_gradient_that_is_lost_is_missing_behind_the_boundary(workers, schedul
     assert wrong.losses == right.losses and wrong.sent == right.sent
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", ["pp2 x2", "dp2 pp2 x1", "dp2 pp2 zero2 x2"])
 def test_a_tie_skipped_changes_the_embedding_alone(workers, layout):
     _, _, names = changed(workers, case_of(layout, steps=1), skip_the_tie)
     assert names == ["embedding.weight"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout", ["dp4 zero3 shard2 x1", "x2 recompute=full", "x2 recompute=selective", "pp2 x2"]
 )

@@ -54,6 +54,7 @@ def on_the_card():
         yield OnTheCard(two)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)]
 )

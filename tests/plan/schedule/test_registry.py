@@ -20,6 +20,7 @@ NUMBERS = [
 PAGE = Path(__file__).parents[3] / "docs" / "forms" / "schedules.md"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("name", "numbers"), NUMBERS)
 def test_every_part_goes_forward_and_back_once_and_nobody_waits_for_ever(name, numbers):
     for ranks, micros in SIZES:

@@ -12,6 +12,7 @@ from howdah.plan.schedule.lowering import Lowered, Verb, lower
 from howdah.plan.schedule.registry import SCHEDULES, build
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_shipped_schedules_pass(name):
     for schedule in shipped(name):

@@ -4,7 +4,7 @@ import pytest
 
 from howdah.host import precision
 from howdah.host.facts import parse_bf16
-from howdah.host.precision import precision_note
+from howdah.host.precision import precision_notes
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from howdah.host.precision import precision_note
 def test_a_processor_without_bf16_instructions_is_told(there, chosen, words, monkeypatch):
     """`make train` took hours on one, and said nothing of it."""
     monkeypatch.setattr(precision, "bf16_instructions", lambda: there)
-    note = precision_note(chosen, "cpu")
+    note = "".join(precision_notes(chosen, "cpu"))
     assert bool(note) == bool(words)
     assert words in note
     assert not note or "float32 is many times as fast" in note
