@@ -7,7 +7,8 @@
     purpose   scratch, tune, chat, classify or try       [data], [method] and [train]
 
 The peak rate of training from scratch is that of GPT-3's models of the same size
-(https://arxiv.org/abs/2005.14165, table 2.1); of smaller ones a little less than the recipe laptop has.
+(https://arxiv.org/abs/2005.14165, table 2.1); of smaller ones a little less than the recipe laptop
+has.
 """
 
 import re
