@@ -15,7 +15,7 @@ import typer
 from howdah.base.errors import UserError, several
 from howdah.checkpoint.folders import steps
 from howdah.cli.auto import machine_for, settled
-from howdah.cli.environment import ready_torch, this_machine, visible_cards
+from howdah.cli.environment import cluster_named, ready_torch, this_machine, visible_cards
 from howdah.config.auto import is_auto
 from howdah.config.recipe import (
     Machine,
@@ -31,6 +31,7 @@ from howdah.config.shipped import which
 from howdah.host.facts import free_memory, has_card, usable_cores
 from howdah.host.precision import precision_notes
 from howdah.host.scratch import free_bytes, require_folder
+from howdah.machines.cluster_file import HERE, split_size
 from howdah.plan.homes import homes
 from howdah.plan.layout import parse_layout
 from howdah.plan.plan import Plan
@@ -75,7 +76,7 @@ def sound(recipe: Path, overrides: Sequence[str], *, force: bool) -> list[str]:
     if auto:
         told.append(f"layout: {auto.told}")
     told += [f"note: {note}" for note in notes_of(plan, run.train)]
-    if not force and (run.device == "cpu" or not has_card()):
+    if not (force or is_elsewhere(run)) and (run.device == "cpu" or not has_card()):
         told += [f"note: {note}" for note in precision_notes(plan.method.precision, "cpu")]
     return [*filter(None, told)]
 
@@ -155,6 +156,17 @@ def problem_of(act: Callable[[], object]) -> Iterator[str]:
         yield str(problem)
 
 
+def is_elsewhere(run: Run) -> bool:
+    """Whether a run is meant for other machines than this one, by the cluster that it names."""
+    return run.cluster is not None and split_size(run.cluster)[0] != HERE and not has_card()
+
+
+def _refuse_there(plan: Plan, cluster: str) -> None:
+    from howdah.cli.fits import refuse_elsewhere
+
+    refuse_elsewhere(plan, cluster_named(cluster, devices=plan.layout.world), cluster)
+
+
 def _with_one_replica(run: Run) -> Run:
     """`run` with dp1 in place of dp*, which may be any number of replicas."""
     words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
@@ -176,6 +188,9 @@ def _lacks_here(run: Run, *, force: bool) -> Iterator[str]:
     yield from lacks_disk(plan)
     world = plan.layout.world
     yield from code_problems(run.train, run.method, ranks=world)
+    if is_elsewhere(run):
+        yield from problem_of(partial(_refuse_there, plan, str(run.cluster)))
+        return
     if on_cards and machine.cuda:
         from howdah.host.devices import require_cards
 

@@ -91,22 +91,18 @@ def init(  # noqa: PLR0913, PLR0917
     run = chosen.run
     plan = plan_of(run, parse_layout(run.layout))
     seconds = step_time(plan, found, profile_for(found, run.method)).seconds
-    text = recipe_text(with_length(table, answers, seconds=seconds), run, chosen.told)
-    _write(file, text, elsewhere=cluster is not None)
+    _write(file, recipe_text(with_length(table, answers, seconds=seconds), run, chosen.told))
     print(f"written {file}: howdah train {pasted(file)}")
 
 
-def _write(file: Path, text: str, *, elsewhere: bool) -> None:
-    """Writes a recipe if it is sound. Raises UserError.
-
-    elsewhere  its machine is another than this one
-    """
+def _write(file: Path, text: str) -> None:
+    """Writes a recipe if it is sound. Raises UserError."""
     draft = file.with_name(f".{file.name}")
     if draft.exists():
         raise UserError(f"{named(draft)} is there already, and is written first; remove it")
     try:
         write_text(draft, text)
-        lines = sound(draft, [f"name={file.stem}"], force=elsewhere)
+        lines = sound(draft, [f"name={file.stem}"], force=False)
         draft.replace(file)
     except OSError as error:
         raise UserError(f"cannot write {named(file)}: {error.strerror}") from error

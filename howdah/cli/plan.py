@@ -7,7 +7,6 @@ simulate or draw, and prints the result.
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count, parse_quantity, spell
 from howdah.cli.auto import like_cores
 from howdah.cli.environment import cluster_named
+from howdah.cli.fits import refuse_small_homes, refuse_what_does_not_fit
 from howdah.cli.search import Asked, find, is_search
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.recipe import load_run, plan_of
@@ -36,7 +36,6 @@ from howdah.draw.tables import (
     show_model,
     show_notes,
     show_prediction,
-    size_of,
     spell_basis,
     spell_causes,
 )
@@ -48,14 +47,11 @@ from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
 from howdah.plan.schedule.text import format_schedule, read_schedule
-from howdah.plan.support import unsupported
 from howdah.plan.trace_file import FOLDER as TRACE
 from howdah.plan.trace_file import read_members, read_traces
-from howdah.search.closest import closest
 from howdah.search.notes import notes_on
-from howdah.search.search import home_of, shared
 from howdah.sim.measured import profile_for
-from howdah.sim.predict import Prediction, predict
+from howdah.sim.predict import predict
 from howdah.sim.profile import named_profile
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
@@ -152,9 +148,9 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
         print(json.dumps(prediction_data(prediction, [*meant, *notes]), indent=2))
     else:
         print("\n".join([*lines, *show_prediction(prediction, why=why, notes=notes)]))
-    _refuse_what_does_not_fit(prediction, cluster)
+    refuse_what_does_not_fit(prediction, cluster)
     if machines:
-        _refuse_small_homes(prediction.plan, machines, cluster)
+        refuse_small_homes(prediction.plan, machines, cluster)
 
 
 def _refuse_a_layout(model: str, wanted: Draft, cluster: str, *, why: bool) -> None:
@@ -190,37 +186,6 @@ def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
 def _drafted(model: str, wanted: Draft, cluster: str, devices: Cluster | None) -> Drafted:
     number = devices.devices if devices else None
     return draft(model, wanted, devices=number, cluster=split_size(cluster)[0])
-
-
-def _refuse_what_does_not_fit(prediction: Prediction, cluster: str) -> None:
-    plan, capacity = prediction.plan, prediction.capacity
-    if capacity is None or prediction.peak <= capacity:
-        return
-    machines = prediction.cluster
-    assert machines is not None  # it has the capacity
-    better = closest(plan, capacity, lambda other: home_of(other, machines))
-    way = f"'{better}' fits" if better else "nothing near fits: take more devices"
-    asked = partial(unsupported, plan.shape)
-    known = asked(plan.layout)  # the notes say this of the plan already
-    reasons = [one for one in asked(better or plan.layout) if one not in known]
-    if reasons:
-        way += f" ({several(reasons)})"
-    raise UserError(
-        f"layout '{plan.layout}' needs {size_of(prediction.peak)} a device, and {cluster} has "
-        f"{size_of(capacity)}; {way}"
-    )
-
-
-def _refuse_small_homes(plan: Plan, machines: Cluster, cluster: str) -> None:
-    if not (found := home_of(plan, machines)):
-        return
-    home, kept, there = found
-    both = ", device and host in one memory" if home == "host" and shared(machines) else ""
-    raise UserError(
-        f"layout '{plan.layout}' keeps {size_of(kept)} on the {home} of a node{both}, and "
-        f"{cluster} has {size_of(there)} there, {size_of(kept - there)} too little: use another "
-        "home for a part, zero3, or more devices"
-    )
 
 
 def simulate(

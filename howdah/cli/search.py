@@ -305,6 +305,7 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
             name=asked.write.stem,
             train=train,
             method=method,
+            cluster=asked.cluster or run.cluster,
         ),
         asked.write,
     )

@@ -214,7 +214,9 @@ def recipe_text(table: dict[str, Any], run: Run, why: str) -> str:
     """
     batch = {"global_batch": run.batch.global_batch, "micro_batch": run.batch.micro_batch}
     known = {key: size for key, size in batch.items() if size is not None}
-    return f"# layout: {why}\n{tomli_w.dumps({**table, 'layout': run.layout, 'batch': known})}"
+    there = {} if run.cluster is None else {"cluster": run.cluster}
+    made = {**there, **table, "layout": run.layout, "batch": known}
+    return f"# layout: {why}\n{tomli_w.dumps(made)}"
 
 
 def shown_purposes() -> Iterator[str]:

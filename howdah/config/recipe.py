@@ -75,7 +75,8 @@ class Run:
                differ from it; if left out, the model is that of init_from
     seed       of weights, dropout, and the order of samples
     layout     how the run is split, such as "dp2 x4"
-    cluster    the machines for which layout=auto finds the fastest layout; None: this machine
+    cluster    the machines that a run is for: layout=auto finds the fastest layout for them, and
+               `howdah check` compares it with them; None: this machine
     schedule   a file with the user's own pipeline schedule, in place of the layout's
     device     auto takes CUDA if every process has a device
     threads    of torch in each process; 0: the cores, divided by the processes

@@ -83,7 +83,11 @@ def test_a_recipe_for_another_machine(howdah, here):
     found = tomllib.loads((here / "big.toml").read_text())
     assert "8 ranks" in out and "fastest of" in (here / "big.toml").read_text()
     assert found["method"]["lr"]["peak"] == 2e-4 and found["data"]["sequence_length"] == 2048
-    assert howdah("check", "big.toml", "--force")[0] == 0
+    assert found["cluster"] == "h100x8"
+    code, out, _ = howdah("check", "big.toml")
+    assert code == 0 and "no arithmetic in bf16" not in out
+    code, _, error = howdah("check", "big.toml", "layout=dp8", "cluster=l4x8")
+    assert code == 2 and " a device, and l4x8 has " in error and "fits" in error
 
 
 @pytest.fixture
