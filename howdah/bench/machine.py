@@ -32,9 +32,7 @@ from howdah.sim.measured import Facts
 from howdah.sim.profile import Profile
 
 PRECISIONS = ("float32", "bf16")
-PLAIN = (
-    "float32",
-)  # on a processor without instructions for bf16, which takes minutes for a round
+PLAIN = PRECISIONS[:1]  # of a processor without bf16, which would take minutes for a round in it
 COPIED = 64 << 20  # bytes: more than caches hold
 # Linear layers of (rows, inner, columns): square, narrow, wide, of few rows, of a head.
 PRODUCTS = (

@@ -285,11 +285,8 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
         train = replace(train, save_every=every)
         notes.append(f"{asked.write} saves every {every:,} steps, some half an hour")
     method = run.method
-    if method.lr == LearningRate():
-        peak, warm_up = (
-            usual_rate(plan.shape, tuned=run.init_from is not None),
-            min((train.steps or 0) // 50, 2000),
-        )
+    if method.lr == LearningRate() and run.init_from is None:
+        peak, warm_up = usual_rate(plan.shape, tuned=False), min((train.steps or 0) // 50, 2000)
         rate = LearningRate(peak, warmup_steps=warm_up, schedule="cosine", min_ratio=0.1)
         method = replace(method, lr=rate)
         notes.append(f"method.lr.peak is {peak:g}, as GPT-3's models of this size had it")

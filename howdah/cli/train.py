@@ -46,7 +46,7 @@ from howdah.config.history import (
     refuse_other_start,
     remember,
 )
-from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
+from howdah.config.recipe import Machine, Run, folder_of, load_run, resolve_run, resolved, save_run
 from howdah.config.shipped import found, which
 from howdah.host.facts import free_memory, has_card
 from howdah.search.capacity import Room, refuse_too_large
@@ -122,7 +122,7 @@ def start(
     own = [*code_problems(job.train, job.method, ranks=job.processes)]
     first = not among or os.environ["RANK"] == "0"
     if first:
-        own += folder_problems(job.folder, job.data)
+        own += folder_problems(folder_of(run), job.data)
     if lacking := [*lacks_room, *_lacks_compiler(job), *own]:
         raise UserError(several([*dict.fromkeys([*lacking, *file_problems(run)])]))
     said = [which(str(recipe)), f"algorithms  {chosen}" if chosen else ""] if first else []

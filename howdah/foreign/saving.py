@@ -60,8 +60,14 @@ def save(job: "Job", folder: Path, *, keep: int, extra: Any) -> Path:
     if any(find_sites(folder / MARK, world, mesh.wires.nodes)):
         raise UserError(f"{folder} is on one machine alone; save into a folder that all share")
     kept: list[str] = []
-    start, world_size = job.folders.get(folder.absolute(), MOST_STEPS), mesh.layout.world
-    saver = Saver(folder, rank=mesh.rank, world=world_size, keep=keep, say=kept.append, start=start)
+    saver = Saver(
+        folder,
+        rank=mesh.rank,
+        world=mesh.layout.world,
+        keep=keep,
+        say=kept.append,
+        start=job.folders.get(folder.absolute(), MOST_STEPS),
+    )
     about = About(RUN, str(job.layout), job.seen, _meta(job, extra))
     saver.save(step=job.steps, entries=entries(job), about=about, beside=False)
     (missing,) = world.sum_scalars([float(not saver.part())])

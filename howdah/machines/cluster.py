@@ -345,7 +345,7 @@ def resized(cluster: Cluster, devices: int, *, called: str = "") -> Cluster:
     `devices` must be a multiple of a node's devices, or fewer than one node has; for a Grid, the
     size of one of its slices. Raises UserError, with the nearest possible sizes, for any other.
     """
-    per_node = cluster.devices_per_node
+    per_node, called = cluster.devices_per_node, called or cluster.name
     if devices > WORLD:
         raise UserError(
             f"cluster {cluster.name} with {devices:,} devices is too large; at most {WORLD:,} are "
@@ -355,7 +355,7 @@ def resized(cluster: Cluster, devices: int, *, called: str = "") -> Cluster:
         grid = cluster.network
         sizes = {prod(dims): dims for dims in (*grid.slices, grid.dims)}
         if devices not in sizes:
-            raise UserError(_no_size(cluster, called or cluster.name, devices, sorted(sizes)))
+            raise UserError(_no_size(cluster, called, devices, sorted(sizes)))
         network = replace(grid, dims=sizes[devices])
         nodes = max(1, devices // per_node)
         part = min(devices, per_node)
@@ -364,16 +364,11 @@ def resized(cluster: Cluster, devices: int, *, called: str = "") -> Cluster:
         nics = max(1, cluster.nics * devices // per_node)
         return replace(cluster, nodes=1, devices_per_node=devices, nics=nics)
     if cluster.alone and devices != per_node:
-        raise UserError(_no_size(cluster, called or cluster.name, devices, [per_node]))
+        raise UserError(_no_size(cluster, called, devices, [per_node]))
     if devices < 1 or devices % per_node:
         below = devices // per_node * per_node
         raise UserError(
-            _no_size(
-                cluster,
-                called or cluster.name,
-                devices,
-                [n for n in (below, below + per_node) if n > 0],
-            )
+            _no_size(cluster, called, devices, [n for n in (below, below + per_node) if n > 0])
         )
     return replace(cluster, nodes=devices // per_node)
 

@@ -117,8 +117,10 @@ def fewest(
 
     def good(devices: int) -> bool:
         other = on(question, devices)
-        if not fits(other) or meets is None:
-            return fits(other)
+        if not fits(other):
+            return False
+        if meets is None:
+            return True
         found = search(other, profile, refined=BEST)
         return bool(found.best) and meets(found)
 

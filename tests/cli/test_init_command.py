@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from howdah.cli import auto, init
+from howdah.cli import auto, check, init
 from howdah.host import precision as host_precision
 
 DATA = "synthetic:1MB"
@@ -49,6 +49,7 @@ def test_a_recipe_for_this_machine_is_in_a_precision_that_it_has(
     howdah, here, monkeypatch, there, precision
 ):
     """A recipe of half an hour took 34 on a processor without bf16, and nothing said so."""
+    monkeypatch.setattr(check, "has_card", lambda: False)
     for module in (init, auto, host_precision):
         monkeypatch.setattr(module, "bf16_instructions", lambda: there)
     code, out, error = howdah("init", "mine.toml", "--data", DATA, "--length", "30 minutes")
@@ -76,7 +77,8 @@ def test_a_length_in_minutes_is_as_many_steps_as_are_predicted(howdah, here):
     assert one > 10 and abs(two - 2 * one) <= 1
 
 
-def test_a_recipe_for_another_machine(howdah, here):
+def test_a_recipe_for_another_machine(howdah, here, monkeypatch):
+    monkeypatch.setattr(check, "has_card", lambda: False)
     words = ("--data", DATA, "--machine", "h100x8", "--model", "llama3-1b", "--length", "1B tokens")
     code, out, error = howdah("init", "big.toml", *words)
     assert code == 0, error
