@@ -224,16 +224,22 @@ class Box:
 
     def sent(self, host: int) -> int:
         """Bytes that the host's card has sent so far, with all headers."""
-        return self._counted(host)[8]
+        return self._counted(self._cages[host], CARD)[8]
 
     def received(self, host: int) -> int:
         """Bytes that it has received so far."""
-        return self._counted(host)[0]
+        return self._counted(self._cages[host], CARD)[0]
 
-    def _counted(self, host: int) -> list[int]:
-        table = Path(f"/proc/{self._cages[host].first}/net/dev").read_text("utf-8")
-        row = next(line for line in table.splitlines() if line.strip().startswith(f"{CARD}:"))
-        return [int(word) for word in row.partition(":")[2].split()]
+    def carried(self, wire: Wire) -> list[int]:
+        """Bytes that a wire has carried so far, from its first end to its second and back."""
+        near, far = wire.ends
+        return self._counted(self._cages[-1], f"{far}-{near}")[::8]
+
+    def _counted(self, cage: Cage, device: str) -> list[int]:
+        """The counters of a device: 0 is what it has received, 8 what it has sent."""
+        table = Path(f"/proc/{cage.first}/net/dev").read_text("utf-8")
+        row = next(line for line in table.splitlines() if line.strip().startswith(f"{device}:"))
+        return [int(word) for word in row.partition(":")[2].split()[:9]]
 
     # -- what a test or a benchmark does to the network
 
