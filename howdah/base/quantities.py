@@ -83,6 +83,15 @@ def parse_quantity(text: object, kind: str, *, where: str, positive: bool = Fals
     return found
 
 
+def with_unit(text: str, unit: str) -> str:
+    """A text for `parse_quantity`: a number without a unit gets this one.
+
+    >>> with_unit("80", "GB"), with_unit("80 GiB", "GB")
+    ('80 GB', '80 GiB')
+    """
+    return f"{text} {unit}" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else text
+
+
 def _complaint(unit: str, kind: str) -> str:
     for other, units in UNITS.items():
         if unit in units:

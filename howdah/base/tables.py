@@ -225,7 +225,7 @@ class _Reader:
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
         if "did you mean" in suggestion or not elsewhere:
-            return suggestion
+            return suggestion.replace("did you mean '", f"did you mean '{path}")
         return f"; did you mean {elsewhere[0]!r}?"
 
 

@@ -15,6 +15,7 @@ from howdah.machines.new_cluster import (
     Answers,
     cluster_like,
     cluster_text,
+    device_named,
     known_devices,
     usual,
     usual_nics,
@@ -69,7 +70,8 @@ def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
     require_place(file)
     if file.exists() and not force:
         raise UserError(f"{named(file)} is there already; give another name, or --force")
-    device = device or ask("device", "which devices? " + ", ".join(known_devices()), "")
+    read = str if memory or bandwidth else device_named
+    device = answer("device", device, "which devices? " + ", ".join(known_devices()), "", read)
     like = usual(device)
     if not cluster_like(device):
         memory = memory or ask("memory", "memory of a device", "")

@@ -15,7 +15,7 @@ import typer
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of
-from howdah.base.quantities import parse_count, parse_quantity, spell
+from howdah.base.quantities import parse_count, parse_quantity, spell, with_unit
 from howdah.cli.auto import like_cores
 from howdah.cli.environment import cluster_named
 from howdah.cli.fits import refuse_small_homes, refuse_what_does_not_fit
@@ -177,8 +177,7 @@ def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
         return parse_count(tokens) if tokens else 0, None
     if rent.lstrip().startswith("-"):
         raise UserError(f"--rent {shown(rent)} is below 0; give USD per device and hour")
-    price = rent if rent.split()[1:] else f"{rent} USD/h"
-    if not (rate := parse_quantity(price, "USD/h", where="--rent")):
+    if not (rate := parse_quantity(with_unit(rent, "USD/h"), "USD/h", where="--rent")):
         raise UserError("--rent is 0, which is no price; leave it out for devices that you own")
     return parse_count(tokens), rate
 

@@ -13,7 +13,8 @@ from howdah.cli.environment import cluster_named
 from howdah.config.auto import is_auto, nothing, question_of, with_plan
 from howdah.config.drafts import Draft, run_of
 from howdah.config.new_recipe import usual_rate
-from howdah.config.recipe import Run, save_run
+from howdah.config.recipe import Run
+from howdah.config.save import save_run
 from howdah.config.shipped import is_recipe, which
 from howdah.draw.found import found_data, show_choices, show_found
 from howdah.draw.found_svg import plot_devices
@@ -305,6 +306,7 @@ def _write(run: Run, best: Choice, asked: Asked) -> list[str]:
             cluster=asked.cluster or run.cluster,
         ),
         asked.write,
+        brief=True,
     )
     return notes
 

@@ -46,7 +46,8 @@ from howdah.config.history import (
     refuse_other_start,
     remember,
 )
-from howdah.config.recipe import Machine, Run, folder_of, load_run, resolve_run, resolved, save_run
+from howdah.config.recipe import Machine, Run, folder_of, load_run, resolve_run, resolved
+from howdah.config.save import save_run
 from howdah.config.shipped import found, which
 from howdah.host.facts import free_memory, has_card
 from howdah.search.capacity import Room, refuse_too_large
@@ -268,7 +269,7 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
         changed = changes_since(job.folder, now) if done else {}
         if first:  # 3
             other = asked or any(key.startswith("data.validation") for key in changed)
-            prepare_start(job, corpus, say, other_held_out=other, parts=several_machines())
+            prepare_start(job, corpus, other_held_out=other, parts=several_machines())
             refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
         rates = rate_note(changed, job.method.lr, steps=train.steps, done=done)  # 4
         orders = algorithm_note(changed, done=done)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from howdah.base.errors import LONGEST, UserError, named, several
-from howdah.config.recipe import Run, load_run, plain
+from howdah.config.recipe import Run, load_run
+from howdah.config.save import plain
 from howdah.plan.comm import Algorithms
 from howdah.plan.storage import Storage
 from howdah.text.sources import Source

@@ -56,12 +56,13 @@ def recipe_keys(kind: type = Run, prefix: str = "") -> Iterator[Key]:
 
 def find_keys(word: str) -> list[Key]:
     """The keys whose names or meanings contain `word`; for a word of another trainer, the key that
-    is meant.
+    is meant, and those whose names have the word, too.
     """
     wanted, meant = word.lower(), ours(word, KEYS).partition("=")[0]
     keys = list(recipe_keys())
-    exact = [key for key in keys if key.name == meant]
-    return exact or [key for key in keys if wanted in f"{key.name} {key.about}".lower()]
+    if exact := [key for key in keys if key.name == meant]:
+        return exact + [key for key in keys if key not in exact and wanted in key.name.split(".")]
+    return [key for key in keys if wanted in f"{key.name} {key.about}".lower()]
 
 
 def _without_none(hint: Any) -> Any:

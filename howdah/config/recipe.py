@@ -10,13 +10,10 @@ them in, or refuses. Every table is a frozen dataclass of its floor; unknown key
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tomli_w
-
-from howdah.base.atomic import write_text
 from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
@@ -242,34 +239,6 @@ def _filled(table: Mapping[str, Any]) -> tuple[Table, list[str]]:
         table["train"], more = read_length(train)
         problems += more
     return table, problems
-
-
-# -- writing ---------------------------------------------------------------------
-
-
-def save_run(run: Run, path: Path) -> None:
-    """Writes `run`, atomically, as a recipe that `load_run` can read.
-
-    A file that has this content already is not written. Raises UserError if writing fails.
-    """
-    text = tomli_w.dumps(plain(asdict(run)))
-    try:
-        if not path.is_file() or path.read_bytes() != text.encode():
-            write_text(path, text)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {named(path)}: {error.strerror}; make room there, or give another "
-            "folder with folder=PATH"
-        ) from error
-
-
-def plain(value: Any) -> Any:
-    """`value` in the types of TOML and JSON; fields that are None (open) are left out."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 # -- resolving -------------------------------------------------------------------

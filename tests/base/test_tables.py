@@ -69,7 +69,10 @@ def test_a_sound_table_is_the_dataclass():
         ({"rows": {"size": 1}}, "rows is {'size': 1}; it must be a list"),
         ({"rows": [1]}, "rows[0] is 1; it must be a table"),
         ({"rows": [{"size": 1}] * 1001}, "it must be a list of at most 1,000"),
-        ({"rows": [{"size": 1, "sise": 1}]}, "unknown key 'rows[0].sise'; did you mean 'size'?"),
+        (
+            {"rows": [{"size": 1, "sise": 1}]},
+            "unknown key 'rows[0].sise'; did you mean 'rows[0].size'?",
+        ),
         ({"inner": 3}, "inner is 3; it must be a table"),
         ({"inner": {}}, "inner.size is missing"),
         ({"inner": {"size": 1, "word": "c"}}, "inner.word is 'c'; it must be 'a' or 'b'"),
@@ -122,7 +125,7 @@ def test_a_key_that_went_before_is_suggested():
     (problem,) = read_table(
         Outer, {"number": 1, "inner": {"size": 1, "prest": 2}}, also=also
     ).problems
-    assert problem.endswith("did you mean 'preset'?")
+    assert problem.endswith("did you mean 'inner.preset'?")
 
 
 @dataclass(frozen=True)

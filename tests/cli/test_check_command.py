@@ -287,11 +287,11 @@ def test_a_file_that_hides_a_recipe_is_told(refused, tmp_path):
 def test_only_the_mistake_is_told(refused, words):
     """Sentences on dp* and on a batch that was open followed, which a plan may have."""
     assert refused("plan", *words, "batch.global=3") == (
-        "unknown key 'batch.global'; did you mean 'global_batch'?"
+        "unknown key 'batch.global'; did you mean 'batch.global_batch'?"
     )
     assert refused("plan", *words, "sead=3") == "unknown key 'sead'; did you mean 'seed'?"
     assert refused("plan", *words, "method.dropuot=0") == (
-        "unknown key 'method.dropuot'; did you mean 'dropout'?"
+        "unknown key 'method.dropuot'; did you mean 'method.dropout'?"
     )
 
 

@@ -31,7 +31,7 @@ def everything(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train.stepz=3"], "unknown key 'train.stepz'; did you mean 'steps'?"),
+        (["train.stepz=3"], "unknown key 'train.stepz'; did you mean 'train.steps'?"),
         (["train.steps=soon"], "train.steps is 'soon'; it must be a whole number"),
         (["layout=dp2 dq2"], "layout 'dp2 dq2': unknown word 'dq2'"),
         (["layout=single dp2"], "layout 'single dp2': 'dp2' says dp a second time; say it once"),
@@ -133,6 +133,7 @@ def test_damaged_checkpoints(trained, howdah, refused):
     code, out, _ = howdah("train", trained)
     assert code == 0
     assert "step-00000020 is passed over: rank-00000.safetensors has " in out
+    assert out.count(" is passed over: ") == 1
     assert "going on from step 10, saved on single" in out
     for part in parts:
         part.write_bytes(part.read_bytes()[:-1])

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from howdah.comm.transport import SingleRank
-from howdah.config.recipe import load_run, resolved, save_run
+from howdah.config.recipe import load_run, resolved
+from howdah.config.save import save_run
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule
 from howdah.train.loop import train

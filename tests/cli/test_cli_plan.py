@@ -121,6 +121,9 @@ def test_a_new_cluster_file(howdah, tmp_path, monkeypatch):
     assert howdah("cluster", "new", file, *told)[0] == 2 and file.read_text() == before
     assert howdah("cluster", "new", file, *told, "--price-per-hour", "3", "--force")[0] == 0
     assert "rent: 1.5 USD/h" in howdah("cluster", "show", file)[1]
+    assert howdah("cluster", "show", file)[1].startswith("ours\n")  # it has no summary
+    code, _, error = howdah("cluster", "new", tmp_path / "b.toml", "--device", "A100")
+    assert code == 2 and "did you mean 'A100 SXM4 40 GB' or 'A100 SXM4 80 GB'?" in error
     code, _, error = howdah("cluster", "new", tmp_path / "b.toml")
     assert code == 2 and "--device is missing, and there is no terminal" in error
     answers = iter(["L4", "4", "", "2", "25gbe", "", ""])
@@ -275,7 +278,7 @@ def test_what_fits_nowhere_near_is_told(howdah):
         (["llama3-8b", "batch.micro_batch=2"], "batch.micro_batch says nothing of a model alone"),
         (["llama3-8b", "train.steps=2"], "train.steps is no part of a plan; leave it out"),
         ([RECIPE, "data.sources=text"], "data.sources is no part of a plan; leave it out"),
-        (["llama3-8b", "model.layer=2"], "unknown key 'model.layer'; did you mean 'layers'?"),
+        (["llama3-8b", "model.layer=2"], "unknown key 'model.layer'; did you mean 'model.layers'?"),
         (["llama3-8b", "layers"], "'layers' changes nothing; write key=value"),
         (
             ["llama3-8b", "layout=dp8", "--layout", "dp4", "--cluster", "h100"],

@@ -112,6 +112,11 @@ def test_keys_says_what_is_not_there_yet(run):
     assert code == 0 and out.startswith("method.adapter.rank  (whole number, from 1 to 16384; by ")
 
 
+def test_keys_shows_the_table_of_that_name_too(run):
+    _, out, _ = run("keys", "lr")
+    assert out.startswith("method.lr.peak  (") and "method.lr.warmup_steps  (" in out
+
+
 @pytest.mark.parametrize("word", KEYS)
 def test_keys_answers_every_word_of_a_recipe(run, word):
     code, out, _ = run("keys", word)

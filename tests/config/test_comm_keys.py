@@ -6,7 +6,8 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.config.history import FREE, changes
-from howdah.config.recipe import Machine, load_run, plan_of, resolve_run, save_run
+from howdah.config.recipe import Machine, load_run, plan_of, resolve_run
+from howdah.config.save import save_run
 from howdah.plan.layout import parse_layout
 from howdah.train.notes import algorithm_note
 

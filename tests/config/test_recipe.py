@@ -14,8 +14,8 @@ from howdah.config.recipe import (
     parse_run,
     resolve_run,
     resolved,
-    save_run,
 )
+from howdah.config.save import save_run
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import RopeScaling
 from howdah.train.notes import rate_note
@@ -79,6 +79,18 @@ def test_a_saved_run_reads_back_equal(tmp_path, value):
     run = load_run(tmp_path / "a.toml")
     save_run(run, tmp_path / "b.toml")
     assert load_run(tmp_path / "b.toml", [f"name={run.name}"]) == run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("model.preset=llama3-8b",), ("model.layers=3", "data.sources=[{path='a', weight=2}]")],
+)
+def test_a_brief_recipe_has_what_is_not_left_out(recipe, tmp_path, words):
+    run = load_run(recipe, words)
+    save_run(run, tmp_path / "a.toml", brief=True)
+    assert load_run(tmp_path / "a.toml", [f"name={run.name}"]) == run
+    assert len((tmp_path / "a.toml").read_text().splitlines()) < 50
+    assert "undecodable" not in (tmp_path / "a.toml").read_text()
 
 
 # -- going on with a run folder ----------------------------------------------------

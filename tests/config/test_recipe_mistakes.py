@@ -20,8 +20,11 @@ def test_several_problems_are_told_at_once(recipe):
     ("override", "sentence"),
     [
         ("sead=1", "unknown key 'sead'; did you mean 'seed'?"),
-        ("model.layer=1", "unknown key 'model.layer'; did you mean 'layers'?"),
-        ("method.optimiser.name=sgd", "unknown key 'method.optimiser'; did you mean 'optimizer'?"),
+        ("model.layer=1", "unknown key 'model.layer'; did you mean 'model.layers'?"),
+        (
+            "method.optimiser.name=sgd",
+            "unknown key 'method.optimiser'; did you mean 'method.optimizer'?",
+        ),
         ("warmup_steps=3", "unknown key 'warmup_steps'; here it is 'method.lr.warmup_steps'"),
         ("model.rope_scaling={factor=2, lo=1}", "unknown key 'model.rope_scaling.lo'; did you"),
         ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
@@ -78,7 +81,7 @@ def test_a_mistake_is_one_sentence(recipe, override, sentence):
     ("override", "sentence"),
     [
         ("kind='bps'", "method.sync.kind is 'bps'; it must be 'bsp', 'ssp' or 'asp'"),
-        ("kind='ssp', bond=3", "unknown key 'method.sync.bond'; did you mean 'bound'?"),
+        ("kind='ssp', bond=3", "unknown key 'method.sync.bond'; did you mean 'method.sync.bound'?"),
     ],
 )
 def test_of_servers_whose_rule_is_misspelt_nothing_else_is_said(recipe, override, sentence):
@@ -100,7 +103,7 @@ def test_mistakes_of_every_kind_are_told_together(recipe):
     assert found == (
         "seed is 'abc'; it must be a whole number; "
         "batch.global_batch is True; it must be a whole number; "
-        "unknown key 'train.stepz'; did you mean 'steps'?; "
+        "unknown key 'train.stepz'; did you mean 'train.steps'?; "
         "layout 'ddp2': unknown word 'ddp2'; here it is written 'dp2'; "
         "method.dropout is 2.0; it must be below 1"
     )

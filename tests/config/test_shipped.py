@@ -7,7 +7,8 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.config.history import changes
-from howdah.config.recipe import Machine, load_run, resolve_run, resolved, save_run
+from howdah.config.recipe import Machine, load_run, resolve_run, resolved
+from howdah.config.save import save_run
 from howdah.config.shipped import FOLDER, about, found, recipe_names
 from howdah.sim.predict import predict
 

@@ -14,7 +14,8 @@ from small_runs import train_on
 from typer.testing import CliRunner
 
 from howdah.cli.commands import app
-from howdah.config.recipe import load_run, save_run
+from howdah.config.recipe import load_run
+from howdah.config.save import save_run
 from howdah.plan.sharding import local_buffers
 from howdah.sim.traffic import step_traffic
 from howdah.verify.evidence import gather

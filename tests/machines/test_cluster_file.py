@@ -140,7 +140,7 @@ WRONG = [
         "between.bandwidth and latency are missing, and link '10gb'",
     ),
     (changed('"10gbe"', '"x"\nbandwidth = "1 GB/s"'), "between.latency is missing, and link 'x'"),
-    (changed("watts", "wats"), "unknown key 'device.wats'; did you mean 'watts'?"),
+    (changed("watts", "wats"), "unknown key 'device.wats'; did you mean 'device.watts'?"),
     (changed('bf16 = "71 TFLOP/s"', ""), "device.flops gives no rate"),
     (f'speed = "1"\n{GOOD}', "unknown key 'speed'"),
     (f'{GOOD}[measured]\nbetween.width = "1 GB"', "unknown key 'measured.between.width'"),
@@ -223,7 +223,7 @@ def test_everything_that_is_wrong_is_told_at_once():
     with pytest.raises(UserError) as refused:
         parse_cluster(text.replace('name = "ours"', "pue = 0"), file="ours.toml")
     assert str(refused.value) == (
-        "ours.toml: unknown key 'device.wats'; did you mean 'watts'?; "
+        "ours.toml: unknown key 'device.wats'; did you mean 'device.watts'?; "
         "device.memory '24' has no unit; write it like '80 GB'; "
         "node.devices is 0; it must be at least 1; "
         "pue is 0; it must be at least 1; "

@@ -63,4 +63,4 @@ def test_a_run_goes_on_with_the_next_sample(workers, make_job, tmp_path, how):
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), rel=1e-6)
     with pytest.raises(UserError, match=r"was trained with (samples of each source|data\.order)"):
         other = make_job("b", "layout=dp2")
-        prepare_start(other, prepare_tokens(other, print), print)
+        prepare_start(other, prepare_tokens(other, print))

@@ -43,7 +43,7 @@ def adapted(workers, make_job, base):
 
 def started(job):
     require_inputs(job)
-    prepare_start(job, prepare_tokens(job, print), print)
+    prepare_start(job, prepare_tokens(job, print))
 
 
 @pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])

@@ -160,9 +160,9 @@ def test_what_no_machine_has_is_told(workers, make, half):
     assert lacks in on(workers, job, "ac")[-1]
     here = replace(half, folder=half.folder / "a")
     corpus = prepare_tokens(here, lambda line: None)
-    prepare_start(here, corpus, lambda line: None, parts=True)  # others may have the rest
+    prepare_start(here, corpus, parts=True)  # others may have the rest
     with pytest.raises(UserError, match=r"other machines have parts .* rank-00002.* of host-b"):
-        prepare_start(here, corpus, lambda line: None)
+        prepare_start(here, corpus)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_the_folders_tokenizer_is_used(folder, make_job):
     assert job.data.tokenizer == str(folder)
     corpus = prepare_tokens(job, print)
     assert corpus.tokenizer_path.read_bytes() == (folder / "tokenizer.json").read_bytes()
-    prepare_start(job, corpus, print)
+    prepare_start(job, corpus)
 
 
 def test_another_tokenizer_is_refused(folder, make_job, tmp_path):
@@ -53,7 +53,7 @@ def test_a_folder_without_one_needs_a_name(folder, make_job):
     with pytest.raises(UserError, match=r"has no tokenizer\.json, and with other tokens"):
         make_job("b", f"init_from={folder}")
     job = make_job("b", f"init_from={folder}", f"data.tokenizer={folder.parent}")
-    prepare_start(job, prepare_tokens(job, print), print)
+    prepare_start(job, prepare_tokens(job, print))
 
 
 def test_numbers_that_are_not_finite_are_named(folder, make_job):

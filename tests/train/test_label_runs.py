@@ -11,7 +11,8 @@ from small_runs import losses, metrics, train_on
 import howdah
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
-from howdah.config.recipe import Machine, load_run, resolve_run, resolved, save_run
+from howdah.config.recipe import Machine, load_run, resolve_run, resolved
+from howdah.config.save import save_run
 from howdah.train.finished_run import open_run
 from howdah.train.label_scores import scores
 from howdah.train.loop import train

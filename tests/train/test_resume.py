@@ -162,7 +162,7 @@ def test_when_all_are_damaged_nothing_begins_anew(workers, make_job, tmp_path):
     for step in (10, 20):
         damage(tmp_path / "a", step, "truncated")
     with pytest.raises(UserError, match=r"every checkpoint in .* is damaged; restore one"):
-        prepare_start(job, prepare_tokens(job, print), print)
+        prepare_start(job, prepare_tokens(job, print))
     assert steps(tmp_path / "a" / "checkpoints") == [10, 20]
 
 
@@ -217,8 +217,17 @@ def test_another_training_is_refused_before_it_starts(
     shutil.copytree(trained / "adamw", tmp_path / "a")
     job = make_job("a", change)
     with pytest.raises(UserError, match=f"step-00000001 {re.escape(sentence)}") as refused:
-        prepare_start(job, prepare_tokens(job, print), print)
+        prepare_start(job, prepare_tokens(job, print))
     assert "\n" not in str(refused.value)
+
+
+def test_a_remedy_is_said_once_and_what_follows_is_not(make_job, trained, tmp_path):
+    shutil.copytree(trained / "adamw", tmp_path / "a")
+    job = make_job("a", "model.layers=3", "model.width=64", "seed=2")
+    with pytest.raises(UserError) as refused:
+        prepare_start(job, prepare_tokens(job, print))
+    assert "width" in str(refused.value) and "head_size" not in str(refused.value)
+    assert str(refused.value).count("restore it") == 1
 
 
 def reseal(checkpoint, meta):
@@ -239,7 +248,7 @@ def test_facts_that_make_no_sense_are_a_sentence(make_job, trained, tmp_path, me
     reseal(step_folder(tmp_path / "a" / "checkpoints", 1), meta)
     job = make_job("a")
     with pytest.raises(UserError, match="does not say what it was trained with: "):
-        prepare_start(job, prepare_tokens(job, print), print)
+        prepare_start(job, prepare_tokens(job, print))
     with pytest.raises(UserError, match="does not say what it was trained with: "):
         open_run(tmp_path / "a", say=print).model()
 
@@ -251,21 +260,21 @@ def test_other_text_under_the_same_tokenizer_is_refused(make_job, trained, text,
     (tmp_path / "other" / "9.txt").write_text("and then there was more " * 200)
     tokenizer = f"data.tokenizer={tmp_path / 'a' / 'tokenizer.json'}"
     same = make_job("a", tokenizer)
-    prepare_start(same, prepare_tokens(same, print), print)
+    prepare_start(same, prepare_tokens(same, print))
     job = make_job("a", tokenizer, f"data.sources=['{tmp_path / 'other'}']")
     sentence = (
         r"was trained with samples of each source \[\d+\], this run has .*; restore them, or go on "
         rf"with this text in another run: howdah export {tmp_path}/a --to DIR, then init_from=DIR f"
     )
     with pytest.raises(UserError, match=sentence):
-        prepare_start(job, prepare_tokens(job, print), print)
+        prepare_start(job, prepare_tokens(job, print))
 
 
 def test_momentum_cannot_begin_in_the_middle(make_job, trained, tmp_path):
     shutil.copytree(trained / "sgd", tmp_path / "a")
     job = make_job("a", "method.optimizer.name=sgd", "method.optimizer.momentum=0.9")
     with pytest.raises(UserError, match=r"holds no momentum_buffer of sgd, which .* 0\.9 needs; "):
-        prepare_start(job, prepare_tokens(job, print), print)
+        prepare_start(job, prepare_tokens(job, print))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +284,7 @@ def test_momentum_cannot_begin_in_the_middle(make_job, trained, tmp_path):
 def test_what_keeps_the_training_may_change(make_job, trained, tmp_path, change):
     shutil.copytree(trained / "adamw", tmp_path / "a")
     job = make_job("a", change)
-    prepare_start(job, prepare_tokens(job, print), print)
+    prepare_start(job, prepare_tokens(job, print))
 
 
 def test_going_on_in_another_precision_keeps_the_numbers(workers, make_job, trained, tmp_path):

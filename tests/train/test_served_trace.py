@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from howdah.base.errors import UserError
 from howdah.cli.commands import app
 from howdah.comm.meeting import this_machine
-from howdah.config.recipe import load_run, save_run
+from howdah.config.recipe import load_run
+from howdah.config.save import save_run
 from howdah.draw.served_trace import report, to_perfetto
 from howdah.model.embedding import _Lookup
 from howdah.plan.recording import Call, RankTrace, Span, StepTrace
