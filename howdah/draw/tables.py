@@ -135,8 +135,11 @@ def _traffic(prediction: Prediction, *, why: bool) -> list[str]:
     if not rows:
         return ["traffic none: one process"]
     shown = sorted(large(rows, why=why).items(), key=lambda item: -item[1])
-    cells = [(row.axis, row.operation, row.link, size_of(count)) for row, count in shown]
-    lines = [f"  {line}" for line in columns(cells, "<<<<")]
+    cells = [
+        (row.axis, row.operation, *([row.link] if prediction.cluster else []), size_of(count))
+        for row, count in shown
+    ]  # without a cluster no link is known
+    lines = [f"  {line}" for line in columns(cells, "<" * len(cells[0]))]
     if why and prediction.padding:
         lines.append(f"  of it {size_of(prediction.padding)} of padding, which makes shares equal")
     return [f"traffic {size_of(sum(rows.values()))} sent by a rank in a step", *lines]

@@ -235,8 +235,14 @@ def profile_of(framework: str) -> Profile:
 
 
 def own_profile(device: Device) -> Profile:
-    """The profile of howdah's own runs: `plain` where nothing is known of the kind of device."""
-    return load_profile("howdah") if curve_of(device).tile else PLAIN
+    """The profile of howdah's own runs: `plain` where nothing is known of the kind of device,
+    without an interval where it is taken to be like another one.
+    """
+    kind = _kind_of(device)
+    if not kind:
+        return PLAIN
+    own = load_profile("howdah")
+    return replace(own, spread=0.0) if "like" in _read("devices")[kind] else own
 
 
 def named_profile(name: str) -> Profile:
@@ -257,19 +263,22 @@ def _read(name: str) -> dict[str, Any]:
 
 
 @cache
-def _curves() -> dict[str, Curve]:
-    said = _read("devices")
-    known = {field.name for field in fields(Curve)}
-    return {
-        kind: Curve(**{key: row["value"] for key, row in table.items() if key in known})
-        for kind, table in said.items()
-    }
+def _curve(kind: str) -> Curve:
+    """The curve of a kind of devices; "": nothing is known."""
+    if not kind:
+        return Curve()
+    table = _read("devices")[kind]
+    known = {field.name for field in fields(Curve)} & table.keys()
+    return replace(_curve(table.get("like", "")), **{key: table[key]["value"] for key in known})
+
+
+def _kind_of(device: Device) -> str:
+    """The kind whose `names`, a pattern, begins a device's name; "" for others."""
+    name = device.name.lower()
+    found = (kind for kind, table in _read("devices").items() if re.match(table["names"], name))
+    return next(found, "")
 
 
 def curve_of(device: Device) -> Curve:
-    """The curve of the kind whose `names`, a pattern, begins a device's name; a plain one for
-    others.
-    """
-    name = device.name.lower()
-    found = (kind for kind, table in _read("devices").items() if re.match(table["names"], name))
-    return _curves().get(next(found, ""), Curve())
+    """The curve of a device's kind; a plain one for others."""
+    return _curve(_kind_of(device))

@@ -197,7 +197,7 @@ def compare_time(job: Job, paces: Sequence[float]) -> list[str]:
         return [f"time        {took:.4g} s a step; not predicted: {why}"]
     return [
         f"time        {took:.4g} s a step; howdah measure of {day} predicted {seconds:.4g}: "
-        f"{seconds / took - 1:+.1%}"
+        f"{took / seconds - 1:+.1%}"
     ]
 
 

@@ -332,7 +332,7 @@ def test_the_last_lines_show_predicted_beside_measured_time(own):
     expected = predict(job.plan, load_cluster("here", own=own)).time.seconds
     (line,) = compare_time(job, [9.0, 2 * expected, 0.0])
     assert f"{2 * expected:.4g} s a step; howdah measure of 2026-11-23 predicted" in line
-    assert line.endswith(f"predicted {expected:.4g}: -50.0%")
+    assert line.endswith(f"predicted {expected:.4g}: +100.0%")
     assert predicted_time(job)[0].split()[1] == f"{expected:.4g}"
     assert compare_time(job, []) == []
 

@@ -47,8 +47,8 @@ def test_stages_of_equal_seconds_are_the_fastest_of_all_cuts():
 
 
 def test_a_search_spells_stages_of_equal_seconds_where_they_are_faster():
-    shape = replace(preset("llama3-1b"), layers=26)  # too large for replicas on 16 GB
-    question = Question(shape, load_cluster("t4x4"), Method("fp16"), 1024, 16)
+    shape = replace(preset("gpt2-1.5b"), layers=50)
+    question = Question(shape, load_cluster("rack-10gbex4"), Method("fp16"), 1024, 16)
     found = search(question)
     cut = [one for one in found.best if one.plan.layout.stages]
     assert cut
