@@ -14,6 +14,7 @@ from howdah.draw.mesh import stage_labels
 from howdah.draw.traffic import sums
 from howdah.machines.cluster import expected
 from howdah.plan.plan import Plan
+from howdah.plan.recording import TCP
 from howdah.plan.trained import told
 from howdah.shapes.parameters import parameters
 from howdah.shapes.products import conventions
@@ -135,11 +136,12 @@ def _traffic(prediction: Prediction, *, why: bool) -> list[str]:
     if not rows:
         return ["traffic none: one process"]
     shown = sorted(large(rows, why=why).items(), key=lambda item: -item[1])
+    unknown = None if prediction.cluster else TCP.inside  # the links of no cluster
     cells = [
-        (row.axis, row.operation, *([row.link] if prediction.cluster else []), size_of(count))
+        (row.axis, row.operation, "" if row.link == unknown else row.link, size_of(count))
         for row, count in shown
-    ]  # without a cluster no link is known
-    lines = [f"  {line}" for line in columns(cells, "<" * len(cells[0]))]
+    ]
+    lines = [f"  {line}" for line in columns(cells, "<<<<")]
     if why and prediction.padding:
         lines.append(f"  of it {size_of(prediction.padding)} of padding, which makes shares equal")
     return [f"traffic {size_of(sum(rows.values()))} sent by a rank in a step", *lines]

@@ -14,9 +14,13 @@ from round_steps import clock_of, plan_of, wires
 from howdah.base.errors import UserError
 from howdah.machines.cluster import Efficiency, Link, attained
 from howdah.machines.cluster_file import load_cluster
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
 from howdah.plan.schedule.actions import Kind
 from howdah.shapes.dims import Dim, RankSizes
+from howdah.shapes.presets import preset
 from howdah.shapes.products import Product
 from howdah.sim.operator_times import Speeds
 from howdah.sim.profile import (
@@ -237,6 +241,21 @@ def test_a_framework_has_its_profile(framework, profile):
 def test_own_runs_have_a_profile_where_the_device_is_known():
     assert own_profile(load_cluster("h100").device).name == "howdah"
     assert own_profile(load_cluster("laptop-cpu").device) is PLAIN
+    assert own_profile(load_cluster("h100").device).spread > 1
+
+
+def test_a_card_like_another_has_its_own_best_products_and_no_interval():
+    """By profile plain an L40S was faster than an A100."""
+    card, like = load_cluster("l40s").device, curve_of(load_cluster("a100-80").device)
+    curve = curve_of(card)
+    assert (curve.m0, curve.attention) == (like.m0, like.attention)
+    assert curve.sustained < like.sustained and (curve.tile, like.tile) == (142, 108)
+    assert own_profile(card).name == "howdah" and own_profile(card).spread == 0
+    clusters = [load_cluster(name) for name in ("l40sx8", "a100-80x8")]
+    layout, batch = parse_layout("dp8 x1"), Batch(micro_batch=2)
+    plan = make_plan(preset("llama3-1b"), layout, batch, sequence=4096, method=Method("bf16"))
+    slow, fast = (step_time(plan, one, own_profile(one.device)).seconds for one in clusters)
+    assert slow > fast
 
 
 # -- what a profile changes in a step ------------------------------------------
