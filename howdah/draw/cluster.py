@@ -32,7 +32,8 @@ def show_cluster(cluster: Cluster) -> list[str]:
         "",
         *_numbers(cluster),
         "",
-        f"host: {spell(host.memory, 'bytes')} of memory, {spell(host.disk, 'bytes')} of disk",
+        f"host: {spell(host.memory, 'bytes')} of memory at "
+        f"{spell(host.memory_bandwidth, 'bytes/s')}, {spell(host.disk, 'bytes')} of disk",
         f"reserved on a device: {spell(device.reserved, 'bytes')}",
         f"power: {_or_none(device.watts, 'watts')}, idle {spell(device.idle, 'watts')}; "
         f"PUE {cluster.pue:g}, {spell(cluster.carbon, 'kg/kWh')}",

@@ -131,16 +131,19 @@ class Device:
 class Host:
     """The host of a node: memory and disk for offload.
 
-    memory          bytes per node
-    link            between one device and the host's memory, when all devices use it at once
-    disk            bytes per node
-    disk_bandwidth  bytes/s per node
+    memory            bytes per node
+    memory_bandwidth  bytes/s per node, as an update of states reaches it: about half of the data
+                      sheet's
+    link              between one device and the host's memory, when all devices use it at once
+    disk              bytes per node
+    disk_bandwidth    bytes/s per node
     """
 
     memory: float
     link: Link
     disk: float = 0.0
     disk_bandwidth: float = 0.0
+    memory_bandwidth: float = 100e9  # eight channels of DDR4-3200, rough
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class _Cards(_Wire):  # the network cards of a node; node_bandwidth is that of a
 @dataclass(eq=False, repr=False, kw_only=True)
 class _Host(_Wire):
     memory: Bytes
+    memory_bandwidth: Bandwidth = Host.memory_bandwidth
     disk: Bytes = 0.0
     disk_bandwidth: DiskBandwidth = 0.0
 
@@ -210,7 +211,9 @@ def _cluster(file: _File) -> Cluster:
         inside=inside,
         between=between or inside,
         network=_network(file.network),
-        host=Host(host.memory, _link(host), host.disk, host.disk_bandwidth),
+        host=Host(
+            *(host.memory, _link(host), host.disk, host.disk_bandwidth, host.memory_bandwidth)
+        ),
         nics=file.between.nics if file.between else 1,
         summary=file.summary,
         rent=file.rent,

@@ -29,8 +29,6 @@ from howdah.shapes.weights import FROZEN
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import kept_elsewhere
 
-# Bytes/s of the memory of a node's host, rough: half of what eight channels of DDR4-3200 carry.
-HOST_MEMORY = 100e9
 LANES = ("fetch", "evict", "disk")
 
 Way = tuple[int, float]  # the lane of a move, and its seconds
@@ -61,7 +59,7 @@ def update_bandwidth(cluster: Cluster) -> float:
     """
     if cluster.host.link.name == "shared":
         return cluster.device.bandwidth
-    return HOST_MEMORY / cluster.devices_per_node
+    return cluster.host.memory_bandwidth / cluster.devices_per_node
 
 
 def lane_of(move: Move) -> str:

@@ -1,7 +1,7 @@
 """Seconds of single operators: matrix products by shape, attention, passes over memory.
 
 A product of m rows, inner size k and n columns takes 2·m·n·k operations. A device computes it in
-tiles of 128 × 256, a *wave* of them at a time, so with w = (tiles / processors):
+tiles, a *wave* of them at a time, so with w = (tiles / processors):
 
     speed = best · (w / ⌈w⌉)^wave / (1 + m0/m + n0/n + k0/k)
 
@@ -26,9 +26,7 @@ from howdah.shapes.dims import RankSizes
 from howdah.shapes.products import Operator, Pairs, Product, flops
 from howdah.sim.profile import Curve, Profile, curve_of
 
-TILE = 128, 256  # rows and columns of a tile
 BACKWARD = 2.5  # operations of flash attention's backward pass, for each of its forward pass
-FLASH = (1.0, 0.7, 1.0, 1.0)  # speed of a generation of kernels beside the next
 NAMES = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose rate a data sheet gives
 USUAL = 128  # numbers of a head for which the speeds of attention are
 ADDED = 8  # bytes that adding to an element of a gradient in float32 reads and writes
@@ -65,7 +63,8 @@ class Speeds:
         if self.low:  # the sheet's rate; `counted` holds no measured one as a rule
             share = min((curve.low or best / nominal_peak) * power, 1.0)
             self._linear = _sheet(device, method.precision) * share * profile.matmul
-        speed = nominal_peak * power * profile.attention * FLASH[profile.flash]
+        speed = nominal_peak * power * profile.attention
+        speed *= curve.first if profile.flash == 1 else 1.0
         speed *= curve.older if profile.flash < 3 else 1.0
         self._attention = {
             back: speed * share or self._dense
@@ -85,7 +84,7 @@ class Speeds:
         curve = self._curve
         lost = 1 + curve.m0 / m + curve.n0 / n + curve.k0 / k
         if curve.tile:
-            waves = ceil(m / TILE[0]) * ceil(n / TILE[1]) * count / curve.tile
+            waves = ceil(m / curve.rows) * ceil(n / curve.columns) * count / curve.tile
             lost /= (waves / ceil(waves)) ** curve.wave
         return 2.0 * m * k * n * count * lost / odd / (self._linear if low else self._dense)
 
@@ -120,13 +119,18 @@ class Speeds:
             of_each = (one.seconds(work, rows, inner, columns) for one in self._profile.products)
             return Triple(*of_each)
         # tokens lie one behind the other only in weight gradients, whose rows are padded if need be
-        odd = _aligned(inner) * _aligned(columns) if self._curve.n0 else 1.0
+        odd = self._aligned(inner) * self._aligned(columns)
         sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
         times = [self.product(*one, count=count, low=low, odd=odd) for one in sizes]
         if one.groups > 1:
             moved = (self.moved(*size, weight=size is sizes[-1]) for size in sizes)
             times = [time + count * more for time, more in zip(times, moved, strict=True)]
         return Triple(*times)
+
+    def _aligned(self, size: int) -> float:
+        """What is left of the speed where a size is no multiple of 64, 16 or 8."""
+        steps = zip((64, 16, 8, 1), (1.0, *self._curve.odd), strict=True)
+        return next(left for step, left in steps if not size % step)
 
     def quantised(self, listed: Sequence[Operator], of: RankSizes, width: int) -> float:
         """Seconds in which the inputs of linear layers are rounded to 8 bits and fewer."""
@@ -155,11 +159,6 @@ class Speeds:
         if self._curve.m0:  # batched products of s × d × s
             forward *= 1 + self._curve.k0 / max(head, 1)
         return Triple(forward, 2 * forward, 0.0)
-
-
-def _aligned(size: int) -> float:
-    """What is left of the speed where a size is no multiple of 64, 16 or 8."""
-    return next((left for step, left in ((64, 1.0), (16, 0.9), (8, 0.75)) if not size % step), 0.5)
 
 
 def _sheet(device: Device, precision: str) -> float:

@@ -32,9 +32,11 @@ class Curve:
     """How fast one kind of device runs matrix products and attention, beside its best.
 
     m0, n0, k0   sizes at which a product runs at half of its speed, for each dim
-    tile         processors, times the tiles of 128 × 256 that each computes at a time; 0: whole
-                 tiles are not counted
+    tile         processors, times the tiles that each computes at a time; 0: whole tiles are not
+                 counted
+    rows, columns   of a tile
     wave         exponent of the loss to a last wave that is not full
+    odd          what is left of the speed where a width is no multiple of 64, of 16, of 8
     traffic      of the bytes that products of experts read and write, the part that adds to their
                  time: with few rows for each expert, weights and their gradients are what takes it
     watts        of the board for which `sustained` holds; less power, less speed
@@ -44,6 +46,7 @@ class Curve:
     attention    fraction of the dense peak of flash attention with heads of 128, forward
     backward     the same for its backward pass, of 2.5 times the operations
     older        factor on both for the second generation of flash kernels
+    first        factor on both for the first one, beside the second
     head         size of a head at which attention runs at half of its speed
     call         seconds of a collective beside what its messages take: it starts on all ranks
     """
@@ -52,7 +55,10 @@ class Curve:
     n0: float = 0.0
     k0: float = 0.0
     tile: float = 0.0
+    rows: int = 0
+    columns: int = 0
     wave: float = 0.0
+    odd: tuple[float, float, float] = (1.0, 1.0, 1.0)
     traffic: float = 0.0
     watts: float = 0.0
     sustained: float = 1.0
@@ -61,6 +67,7 @@ class Curve:
     attention: float = 0.0
     backward: float = 0.0
     older: float = 1.0
+    first: float = 1.0
     head: float = 0.0
     call: float = 0.0
 
@@ -269,13 +276,15 @@ def _curve(kind: str) -> Curve:
         return Curve()
     table = _read("devices")[kind]
     known = {field.name for field in fields(Curve)} & table.keys()
-    return replace(_curve(table.get("like", "")), **{key: table[key]["value"] for key in known})
+    like = table.get("like", "" if kind == "any" else "any")
+    return replace(_curve(like), **{key: table[key]["value"] for key in known})
 
 
 def _kind_of(device: Device) -> str:
     """The kind whose `names`, a pattern, begins a device's name; "" for others."""
     name = device.name.lower()
-    found = (kind for kind, table in _read("devices").items() if re.match(table["names"], name))
+    kinds = _read("devices").items()
+    found = (kind for kind, table in kinds if "names" in table and re.match(table["names"], name))
     return next(found, "")
 
 

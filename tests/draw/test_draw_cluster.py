@@ -27,7 +27,7 @@ host.link.bandwidth (pcie5)        63 GB/s        63 GB/s
 host.link.latency                   5.7 us         5.7 us
 host.disk_bandwidth                50 GB/s        50 GB/s
 
-host: 2 TB of memory, 30.7 TB of disk
+host: 2 TB of memory at 307 GB/s, 30.7 TB of disk
 reserved on a device: 1.503 GB
 power: 700 W, idle 70 W; PUE 1.1, 385 g/kWh
 price: 25000 USD; rent: not stated"""

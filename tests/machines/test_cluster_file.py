@@ -257,7 +257,7 @@ leaf = 3
         parse_cluster(text, file="ours.toml")
     assert str(refused.value).split("; ") == [
         "ours.toml: unknown key 'device.memroy'",
-        "did you mean 'memory'?",
+        "did you mean 'device.memory'?",
         "device.memory, bandwidth, flops are missing",
         "inside is 3",
         "it must be a table",

@@ -25,7 +25,7 @@ from howdah.plan.storage import Storage
 from howdah.plan.sums import sums_of
 from howdah.shapes.presets import preset
 from howdah.sim import home_times
-from howdah.sim.home_times import HOST_MEMORY, LANES, _in_turns, _Turn, lane_of, lane_speeds
+from howdah.sim.home_times import LANES, _in_turns, _Turn, lane_of, lane_speeds
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import kept_elsewhere, moved_activations
 from howdah.sim.step_time import step_time
@@ -204,7 +204,7 @@ def test_an_update_on_the_host_has_the_bandwidth_of_its_memory():
     plan, cluster = of_13b("single x1 optimizer=host")
     elements = sum(weight.elements for weight in plan.weights)
     update = step_time(plan, cluster).breakdown["update"]
-    assert update == pytest.approx(elements * (7 * 4 + 2) / HOST_MEMORY, rel=0.02)
+    assert update == pytest.approx(elements * (7 * 4 + 2) / Host.memory_bandwidth, rel=0.02)
     shared = replace(cluster, host=replace(cluster.host, link=Link("shared", 1e10, 0.0)))
     assert step_time(plan, shared).breakdown["update"] < update
 
