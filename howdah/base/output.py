@@ -7,7 +7,7 @@
 In each case the next print would raise, also in the thread of a progress bar, and Python would
 raise once more at its exit. A terminal may also lack a character, such as ³. None of this should
 end a training run: output that cannot be written is dropped, and a character that cannot be shown
-is replaced.
+is replaced. What a full disk has lost can be asked for (`lost`).
 
 A reader may also exist and not read: a pager at the end of its screen, a terminal after Ctrl-S. A
 blocking write would wait for it, and the process would not react to stop signals. So output is
@@ -19,6 +19,7 @@ written in pieces, each when the descriptor has room for it. A write waits for r
     not at all       after a stop signal
 """
 
+import errno
 import io
 import os
 import select
@@ -38,6 +39,8 @@ ERRORS = {"stdout": "replace", "stderr": "backslashreplace"}  # as Python does f
 PIECE = select.PIPE_BUF  # bytes that a pipe with room takes without blocking
 # Polls are counted, not seconds: a process that was suspended sees a long time pass in one poll.
 GLANCE = 100  # milliseconds of a poll for room; stop requests are checked between polls
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of files; pipes and terminals are closed
+LOST: dict[int, str] = {}  # by descriptor, why some of its output is not in its file
 LOOKS = 50  # polls in a row that find no room, after which output is dropped
 
 
@@ -56,7 +59,7 @@ class _Outlet(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         rest = memoryview(data).cast("B")
         size, looks, hopeless = rest.nbytes, 0, self._given_up
-        with suppress(OSError):
+        try:
             while rest:
                 if written := self._put(rest[:PIECE], wait=looks > 0):
                     rest, looks, hopeless, self._given_up = rest[written:], 0, False, False
@@ -64,6 +67,9 @@ class _Outlet(io.FileIO):
                 looks, self._given_up = looks + 1, True  # also when Stopped ends the wait
                 if hopeless or looks > _most_looks():
                     break
+        except OSError as error:
+            if error.errno in FULL:
+                LOST.setdefault(self.fileno(), str(error.strerror))
         return size
 
     def _put(self, piece: memoryview, *, wait: bool) -> int:
@@ -79,6 +85,11 @@ class _Outlet(io.FileIO):
         except BlockingIOError:  # there is room, but too little for a line end (\r\n)
             time.sleep(GLANCE / 1000 if wait else 0)
             return 0
+
+
+def lost() -> str:
+    """Why some of standard output is not in the file that it goes to; empty: all of it is."""
+    return LOST.get(1, "")
 
 
 def _door(descriptor: int) -> int:

@@ -28,14 +28,14 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import UserError, brief, shown
+from howdah.base.errors import UserError, shown
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import ModelShape
 from howdah.text.labelled import frame_of
 from howdah.text.template import TEMPLATE, Manner
-from howdah.text.tokenizer import MASKS, PADS, load, start_of
+from howdah.text.tokenizer import MASKS, PADS, in_words, load, start_of
 
 GIGABYTE = 10**9
 TABLES = {
@@ -210,12 +210,8 @@ def _tokenizer(path: Path, end: int, shape: ModelShape) -> str:
 
 def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
     """The contents of tokenizer_config.json. Raises UserError when the tokenizer does not fit."""
-    try:
+    with in_words(f"{path} is not a tokenizer", "; name a tokenizer.json"):
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
-    except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise UserError(
-            f"{path} is not a tokenizer ({brief(error)}); name a tokenizer.json"
-        ) from None
     token = tokenizer.id_to_token(end)
     if token is None or end >= shape.vocab:
         raise UserError(

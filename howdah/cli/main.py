@@ -11,6 +11,7 @@ sentence. `cli/commands.py` lists the commands.
 
 import os
 import sys
+from contextlib import suppress
 from time import sleep
 
 ALONE = 5.0  # seconds after which a rank takes itself for the only one that met a mistake
@@ -21,7 +22,7 @@ def main() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the next two are loaded
-    from howdah.base.output import lasting_output
+    from howdah.base.output import lasting_output, lost
     from howdah.base.signals import listen, name_of, stop_behind
 
     lasting_output()
@@ -30,6 +31,9 @@ def main() -> None:
             code = run()
             sys.stdout.flush()  # while a signal can still end a blocked write
             request.patient = True  # the command has ended; later signals are ignored
+            if not code and sys.argv[1:2] != ["train"] and (why := lost()):
+                say(f"standard output could not be written: {why}")
+                code = 1
         except BaseException as error:
             if not (stopped := stop_behind(error)):
                 raise
@@ -44,6 +48,7 @@ def main() -> None:
 
 def run() -> int:
     """Calls the command that the command line names; returns its exit code."""
+    os.umask(os.umask(0o077) & 0o077)  # a user may always use what he makes
     try:
         from howdah.base.errors import Unfinished, UserError
         from howdah.cli.commands import app
@@ -54,6 +59,8 @@ def run() -> int:
         say(f"howdah cannot be loaded: {why or 'there is not enough memory'}")
         return 1
     try:
+        if not is_there():
+            raise UserError("the folder in which it was started is gone; start it in another")
         code = app(prog_name="howdah", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SystemExit as end:
@@ -67,6 +74,13 @@ def run() -> int:
     except (Unfinished, MemoryError, OSError) as reason:
         say(words_of(reason))
         return 1
+
+
+def is_there() -> bool:
+    """Whether this process has a working folder; torch's libraries end it where it has none."""
+    with suppress(OSError):
+        return bool(os.getcwd())
+    return False
 
 
 def tell(mistake: str) -> None:

@@ -150,7 +150,8 @@ def load_run(recipe: Path | str, overrides: Sequence[str] = ()) -> Run:
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        why = f"cannot read the recipe {named(path)}: {error.strerror}{meant(recipe)}"
+        hint = meant(recipe) if kind_of(path) != "file" else "; make it readable"
+        why = f"cannot read the recipe {named(path)}: {error.strerror}{hint}"
         raise UserError(why) from error
     except ValueError as error:
         hint = "" if path.suffix == ".toml" else "; a file of text is named in data.sources"

@@ -202,7 +202,10 @@ def _open(file: Path) -> Any:
             f"{named(file)} {kind if kind != 'folder' else 'is a folder'}; download it again"
         )
     try:
+        file.open("rb").close()  # the library calls what may not be read missing
         return safe_open(file, "pt")
+    except PermissionError as error:
+        raise UserError(f"cannot read {named(file)} ({error.strerror}); make it readable") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {named(file)} ({brief(error)}); download it again") from None
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from howdah.base.errors import UserError, brief, named
+from howdah.base.errors import UserError, named
 from howdah.base.files import kind_of, no_file, parse_toml, read_text
 from howdah.generate.placed import PlacedModel
 from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor, WholeStacks
@@ -32,7 +32,7 @@ from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.text.labelled import frame_of
 from howdah.text.template import Chat, manner_of
-from howdah.text.tokenizer import FILE, LARGEST, MASKS, as_utf8, start_of
+from howdah.text.tokenizer import FILE, LARGEST, MASKS, as_utf8, encode_one, in_words, start_of
 from howdah.text.turns import checked
 from howdah.train.adapted import fill_for_use
 from howdah.train.console import Say
@@ -97,7 +97,7 @@ class OpenedModel:
         if not isinstance(text, str):
             return self.chat.prompt(checked(text), "the conversation")
         if self.front is None:
-            return list(self.tokenizer.encode(as_utf8(text)).ids)
+            return list(encode_one(self.tokenizer, as_utf8(text), special=True).ids)
         return [*self.front, *self.plain(text), *self.behind]
 
     def predictor(
@@ -126,7 +126,7 @@ class OpenedModel:
 
     def plain(self, text: str) -> list[int]:
         """The tokens of a text alone."""
-        return list(self.tokenizer.encode(as_utf8(text), add_special_tokens=False).ids)
+        return list(encode_one(self.tokenizer, as_utf8(text)).ids)
 
 
 def open_model(folder: Path | str, *, say: Say, best: bool = False) -> OpenedModel:
@@ -199,10 +199,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise UserError(
             f"{named(path)} {why}; put the model's tokenizer there, saved by the tokenizers library"
         )
-    try:
+    with in_words(f"{named(path)} is not a tokenizer", "; replace it"):
         tokenizer = Tokenizer.from_str(read_text(path, LARGEST))
-    except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise UserError(f"{named(path)} is not a tokenizer ({brief(error)}); replace it") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

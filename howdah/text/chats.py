@@ -6,7 +6,7 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-from howdah.base.errors import UserError, brief, shown
+from howdah.base.errors import UserError, shown
 from howdah.base.files import read_text
 from howdah.text import synthetic, tokenised
 from howdah.text import tokenizer as tokenizers
@@ -29,10 +29,8 @@ def chat_of(data: Data) -> Chat:
     """What makes tokens of the conversations of a run. Raises UserError."""
     name = str(data.tokenizer)
     path = tokenizers.find(name)
-    try:
+    with tokenizers.in_words(f"data.tokenizer: {path} is not a tokenizer"):
         tokenizer = Tokenizer.from_str(read_text(path, tokenizers.LARGEST))
-    except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise UserError(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return Chat(manner_of(name), tokenizer, every=data.chat == "all", name=name)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, brief
 
 Bad = Callable[[str], None]
 
@@ -42,7 +42,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or brief(error)
         raise UserError(f"cannot read {path}: {reason}; repair or remove the file") from error
 
 

@@ -255,7 +255,9 @@ def parquet(path: Path, *, take: Take[D_co], bad: Bad) -> Iterator[D_co]:
                 if record := _cells(names, row, where, bad):
                     yield from take(record, where, bad)
     except _optional("pyarrow", str(path)).ArrowException as error:
-        raise UserError(f"cannot read {path} as Parquet: {brief(error)}") from error
+        raise UserError(
+            f"cannot read {path} as Parquet: {brief(error)}; repair or remove the file"
+        ) from error
 
 
 def _cells(names: Sequence[str], row: Sequence[Any], where: str, bad: Bad) -> Record | None:

@@ -237,12 +237,7 @@ class Chat:
 
     def _encode(self, text: str, *, whole: bool = False) -> Encoding:
         """Tokens of a text; of a whole one with those that the tokenizer puts around it."""
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=whole)
-        except Exception as error:  # bare Exception, as in `tokenizer.encode`
-            raise UserError(
-                f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"
-            ) from error
+        return tokenizers.encode_one(self._tokenizer, text, special=whole)
 
     def _marked(self, text: str) -> Encoded:
         """The tokens of a text with marks; those that the assistant writes, if only in part."""

@@ -9,7 +9,8 @@ One special token is put before each document. Its id is looked up by name, neve
 text is encoded as it: the characters <|end|> in a document are encoded as ordinary characters.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from howdah.base.errors import UserError, brief, named, nearest, shown
 from howdah.base.files import kind_of, read_file, read_text
 from howdah.plan.method import SENTINELS
 from howdah.shapes.shape import ModelShape
+from howdah.text.interruptible import PANIC
 
 END = "<|end|>"
 ENDS = (
@@ -32,6 +34,7 @@ SENTINEL = "<extra_id_{}>"  # T5's name for what stands in the place of a span
 MASKS = ("<|mask|>", "[MASK]", "<mask>")  # what hides others, in a tokenizer that has it
 FILE = "tokenizer.json"
 LARGEST = 128 << 20  # bytes; files of the largest vocabularies have 35 MB
+CANNOT = "data.tokenizer: it cannot encode the text", "; choose another"
 
 
 def train(
@@ -150,10 +153,8 @@ def load(path: Path) -> Tokenizer:
 
     Raises UserError when the file is not a tokenizer.
     """
-    try:
+    with in_words(f"data.tokenizer: {path} is not a tokenizer"):
         return _plain(Tokenizer.from_str(read_text(path, LARGEST)))
-    except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise UserError(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
 
 
 def usable(name: str, vocab: int, end: str | None) -> Tokenizer:
@@ -188,26 +189,42 @@ def require_numbers(labels: int, entries: int) -> None:
         )
 
 
+@contextmanager
+def in_words(fault: str, remedy: str = "") -> Iterator[None]:
+    """The library's errors as a UserError: bare Exceptions, and panics, which are none. One of its
+    threads is no fault of a file, and is raised (`text/interruptible.py`).
+    """
+    try:
+        yield
+    except BaseException as error:
+        panics = type(error).__name__ == PANIC and "ThreadPool" not in str(error)
+        if not (isinstance(error, Exception) or panics):
+            raise
+        raise UserError(f"{fault} ({brief(error)}){remedy}") from error
+
+
 def encode(tokenizer: Tokenizer, texts: list[str], *, special: bool = False) -> list[Encoding]:
     """Encodes whole documents, without the special tokens that a chat model adds around them,
     unless these are asked for.
 
     Raises UserError when the tokenizer has no entry for a text and no "unknown" token either.
     """
-    try:
+    with in_words(*CANNOT):
         return list(tokenizer.encode_batch_fast(texts, add_special_tokens=special))
-    except Exception as error:  # bare Exception, as in `load`
-        raise UserError(
-            f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"
-        ) from error
+
+
+def encode_one(tokenizer: Tokenizer, text: str, *, special: bool = False) -> Encoding:
+    """Encodes a text, here and not on other threads. Raises UserError as `encode` does."""
+    with in_words(*CANNOT):
+        return tokenizer.encode(text, add_special_tokens=special)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, end: int) -> list[int]:
     """The token ids of a prompt, with `end` in front, as before each document in training.
 
-    Raises UserError when the prompt is not UTF-8.
+    Raises UserError when the prompt is not UTF-8, or cannot be encoded.
     """
-    return [end, *tokenizer.encode(as_utf8(prompt), add_special_tokens=False).ids]
+    return [end, *encode_one(tokenizer, as_utf8(prompt)).ids]
 
 
 def as_utf8(words: str) -> str:

@@ -63,6 +63,8 @@ def make_run_folder(folder: Path) -> list[Path]:
 
     Raises UserError when it cannot be written.
     """
+    if problem := _no_folder(folder):
+        raise UserError(problem)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,6 +80,9 @@ def folder_problems(folder: Path, data: Data) -> Iterator[str]:
     """Yields why a run with this text cannot have its folder there. A folder is made and removed in
     the nearest one that is there.
     """
+    if problem := _no_folder(folder):
+        yield problem
+        return
     try:
         Path(mkdtemp(prefix=".howdah-", dir=nearest_there(folder))).rmdir()
     except OSError as error:
@@ -87,11 +92,24 @@ def folder_problems(folder: Path, data: Data) -> Iterator[str]:
             yield f"the run folder {folder} is in that of another run, {above}; {ANOTHER}"
             break
     for key, text in texts(data):
-        if on_disk(text) and folder.resolve().is_relative_to(Path(text.path).resolve()):
+        if on_disk(text) and _real(folder).is_relative_to(_real(Path(text.path))):
             yield (
                 f"the run folder {folder} is in the text of {key}, {named(text.path)}, which would "
                 f"change with what the run writes; {ANOTHER}"
             )
+
+
+def _real(path: Path) -> Path:
+    """The path without links; of one that leads in a circle what there is (`resolve` raises)."""
+    return Path(os.path.realpath(path))
+
+
+def _no_folder(folder: Path) -> str:
+    """Why what is there can be no run folder; empty: it is one, or can be made."""
+    kind = kind_of(folder)
+    if kind in ("folder", "does not exist"):
+        return ""
+    return f"the run folder {folder} {'is a file' if kind == 'file' else kind}; {ANOTHER}"
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

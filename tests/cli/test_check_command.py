@@ -67,6 +67,12 @@ def test_a_run_folder_that_cannot_be_one(refused, recipe, text, tmp_path, comman
         f"the run folder {text}/run is in the text of data.sources[0], {text}, which would change "
         f"with what the run writes; {another}"
     )
+    (tmp_path / "circle").symlink_to("circle")
+    for name, why in (("file", "is a file"), ("circle", "cannot be read (Too many levels of")):
+        told = refused(command, recipe, f"folder={tmp_path / name}")
+        assert told.startswith(f"the run folder {tmp_path / name} {why}") and another in told
+    told = refused(command, recipe, f"data.sources={tmp_path / 'circle'}")
+    assert f"{tmp_path / 'circle'} cannot be read (Too many levels of" in told
     (tmp_path / "old" / "checkpoints").mkdir(parents=True)
     (tmp_path / "old" / "lock").touch()
     told = refused(command, recipe, f"folder={tmp_path}/old/new")

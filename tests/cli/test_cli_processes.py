@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from full_disk import FULL
 from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
 
 from howdah.base.errors import UserError
@@ -374,3 +375,42 @@ def test_a_mistake_that_ranks_find_is_one_sentence(recipe, refused, monkeypatch,
     monkeypatch.setattr(cli_train, "train_rank", refuse)
     sentence = refused("train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2")
     assert sentence == "the third wheel: is missing"
+
+
+# -- where a command is started ----------------------------------------------------
+
+
+def test_a_folder_that_is_gone_is_a_sentence(environment, tmp_path):
+    """A library of torch ended the process, in its own words."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    enter = f"cd {gone} && rmdir {gone} && exec {sys.executable} -P -m howdah doctor"
+    environment |= {"PYTHONPATH": str(Path(cli_train.__file__).parents[2])}
+    words = {"env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(["sh", "-c", enter], check=False, **words)
+    assert done.returncode == 2, done.stderr
+    said = "howdah: the folder in which it was started is gone; start it in another"
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_output_that_a_full_disk_has_lost_is_told(environment):
+    """A recipe that was written to a file by `>` was empty, and the exit code was 0."""
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [*HOWDAH, "recipes", "laptop"], env=environment, stdout=full, stderr=-1, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"howdah: standard output could not be written: No space left on device\n"
+
+
+def test_a_user_may_use_what_a_command_makes(environment, tmp_path):
+    """Under umask 777 folders were left that nobody could enter, nor remove."""
+    words = [*HOWDAH, "init", tmp_path / "mine.toml", "--model", "laptop", "--machine", "here"]
+    done = subprocess.run(
+        ["sh", "-c", 'umask 777; exec "$@"', "sh", *map(str, words)],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine.toml").stat().st_mode & 0o777 == 0o600

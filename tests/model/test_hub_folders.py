@@ -175,6 +175,20 @@ def test_a_truncated_file_gets_a_sentence(tmp_path):
         read_hub(tmp_path)
 
 
+def test_a_file_that_may_not_be_read_is_not_missing(tmp_path, monkeypatch):
+    write_folder(tmp_path, LLAMA)
+    plain = Path.open
+
+    def closed(self, *how):
+        if self.suffix != ".safetensors":
+            return plain(self, *how)
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", closed)  # root may read everything
+    with pytest.raises(UserError, match=r"safetensors \(Permission denied\); make it readable"):
+        read_hub(tmp_path)
+
+
 def test_a_name_of_the_hub_is_answered_with_a_download(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^meta-llama/Llama does not exist; if it is a model of"):

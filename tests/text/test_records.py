@@ -245,6 +245,10 @@ def test_bad_parquet_is_named_by_file_and_row(tmp_path):
     path.write_bytes(b"not parquet at all")
     with pytest.raises(UserError, match=r"cannot read .*a\.parquet as Parquet"):
         list(records.parquet(path, take=Fields("text"), bad=refuse))
+    path.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(UserError, match=r"repair or remove the file") as refused:
+        list(records.parquet(path, take=Fields("text"), bad=refuse))
+    assert "\n" not in str(refused.value)  # the library's words have a second line
 
 
 def test_parquet_rows_that_are_not_utf8_are_told_and_passed_over(tmp_path):

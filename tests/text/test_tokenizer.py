@@ -133,6 +133,32 @@ def test_text_that_a_tokenizer_cannot_say_is_a_sentence():
     assert [found.ids for found in tokenizers.encode(Tokenizer(model), ["ab", ""])] == [[0, 1], []]
 
 
+def test_a_tokenizer_that_loads_and_cannot_encode_is_a_sentence(tmp_path):
+    """`train` said it; a prompt, and rows of a task, ended in the library's words."""
+    words = Tokenizer(models.WordPiece({"a": 0, "<|end|>": 1}))
+    words.save(str(tmp_path / "tokenizer.json"))
+    loaded = tokenizers.load(tmp_path / "tokenizer.json")
+    for call in (tokenizers.encode_one, lambda *both: tokenizers.prompt_ids(*both, 1)):
+        with pytest.raises(UserError, match=r"it cannot encode the text \(.*UNK.*\); choose"):
+            call(loaded, "zz")
+
+
+def test_a_panic_of_the_library_is_a_sentence(tmp_path):
+    """pyo3's exception is no Exception. One of its threads is a limit of the machine, and stays."""
+    path = tmp_path / "tokenizer.json"
+    tokenizers.train(["a few words"], 300).save(str(path))
+    said = json.loads(path.read_text())
+    said["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(said))
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer \(Precompiled"):
+        tokenizers.load(path)
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(panic), tokenizers.in_words("all"):
+        raise panic("ThreadPoolBuildError")
+    with pytest.raises(UserError, match=r"^all \(at once\)$"), tokenizers.in_words("all"):
+        raise panic("at once")
+
+
 def test_truncation_and_padding_of_a_brought_tokenizer_are_turned_off(tmp_path):
     cut = Tokenizer.from_str(TRAINED.to_str())
     cut.enable_truncation(2)
