@@ -52,10 +52,17 @@ def step_of(path: Path) -> int | None:
 
 
 def numbered(folder: Path) -> list[int]:
-    """The steps of all folders that are named like a complete checkpoint, ascending."""
+    """The steps of all folders that are named like a complete checkpoint, ascending.
+
+    Raises UserError where they may not be seen.
+    """
     if kind_of(folder) != "folder":
         return []
-    return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None)
+    try:
+        paths = [*folder.iterdir()]
+    except PermissionError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}; make it readable") from error
+    return sorted(step for path in paths if (step := step_of(path)) is not None)
 
 
 def steps(folder: Path) -> list[int]:

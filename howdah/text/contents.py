@@ -42,7 +42,7 @@ def contents(source: Text) -> str:
             total.update(b"\0%b\0%d\0" % (name, state.st_size))
             total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
     except OSError as error:
-        unreadable_path(error)
+        unreadable_path(error, source.path)
     return total.hexdigest()
 
 

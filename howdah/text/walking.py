@@ -31,8 +31,12 @@ def walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tupl
                 yield path, kind_of(path)
 
 
-def unreadable_path(error: OSError) -> None:
-    """Raises UserError: a folder that was silently left out would change the corpus."""
+def unreadable_path(error: OSError, path: str = "") -> None:
+    """Raises UserError: a folder that was silently left out would change the corpus.
+
+    path  what was read, where the error does not say it
+    """
+    name = error.filename or path
     raise UserError(
-        f"cannot read {error.filename}: {error.strerror}; make it readable, or name another folder"
+        f"cannot read {name}: {error.strerror}; make it readable, or name another folder"
     ) from error

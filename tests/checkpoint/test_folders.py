@@ -1,6 +1,7 @@
 """Which checkpoints stay and which go."""
 
 import os
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -20,6 +21,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert steps(tmp_path) == [6, 7]
     assert best_step(tmp_path) == 7
     assert only(tmp_path) == ["best.json", "step-00000006", "step-00000007"]
+
+
+def test_a_folder_that_may_not_be_seen_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", Mock(side_effect=PermissionError(13, "not for you")))
+    with pytest.raises(UserError, match=f"^cannot read {tmp_path}: not for you; make it readable"):
+        numbered(tmp_path)
 
 
 def test_a_later_damaged_checkpoint_does_not_push_out_the_one_just_saved(tmp_path):

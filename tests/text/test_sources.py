@@ -275,3 +275,13 @@ def test_records_beside_text_are_found(tmp_path):
     assert [path.name for path in beside_text(Text(str(tmp_path)))] == ["b.json", "posts.csv"]
     (tmp_path / "a.md").unlink()
     assert beside_text(Text(str(tmp_path))) == beside_text(Text("stdlib")) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file here")
+def test_a_file_that_fails_while_it_is_read_is_named(tmp_path):
+    """It was called None: the system names the file where it cannot be opened."""
+    (tmp_path / "a.txt").symlink_to("/proc/self/mem")
+    with pytest.raises(
+        UserError, match=rf"^cannot read {tmp_path / 'a.txt'}: .*; make it readable"
+    ):
+        contents(Source(str(tmp_path / "a.txt")))

@@ -34,6 +34,16 @@ def test_training_twice_gives_the_same_tokenizer():
     assert tokenizers.entries(TRAINED) == 280
 
 
+def test_long_words_are_cut_where_a_tokenizer_is_trained():
+    """Its time grew with the square of a word's length."""
+    word = "ab" * tokenizers.LONG  # two parts
+    parts = list(tokenizers._parts(f"one {word} two"))
+    assert parts == [f"one {word[: tokenizers.LONG]}", f"{word[tokenizers.LONG :]} two"]
+    assert list(tokenizers._parts("a few words")) == ["a few words"]
+    tokenizer = tokenizers.train([word], 300)
+    assert tokenizer.decode(tokenizer.encode(word).ids) == word
+
+
 def test_little_text_gives_fewer_entries():
     assert tokenizers.entries(tokenizers.train(["ab"], 1000)) < 300
 
