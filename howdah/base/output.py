@@ -40,13 +40,14 @@ PIECE = select.PIPE_BUF  # bytes that a pipe with room takes without blocking
 # Polls are counted, not seconds: a process that was suspended sees a long time pass in one poll.
 GLANCE = 100  # milliseconds of a poll for room; stop requests are checked between polls
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of files; pipes and terminals are closed
-LOST: dict[int, str] = {}  # by descriptor, why some of its output is not in its file
 LOOKS = 50  # polls in a row that find no room, after which output is dropped
 
 
 class _Outlet(io.FileIO):
     """A raw file over a descriptor. Its writes never fail: bytes that the system refuses, or does
     not take in time, are dropped.
+
+    lost  why the file that it goes to did not take some; empty: it took all
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -54,6 +55,7 @@ class _Outlet(io.FileIO):
         self._door = _door(descriptor)
         self._room = select.poll()
         self._room.register(self._door, select.POLLOUT)
+        self.lost = ""
         self._given_up = False  # until there is room again
 
     def write(self, data: "ReadableBuffer", /) -> int:
@@ -69,7 +71,7 @@ class _Outlet(io.FileIO):
                     break
         except OSError as error:
             if error.errno in FULL:
-                LOST.setdefault(self.fileno(), str(error.strerror))
+                self.lost = str(error.strerror)
         return size
 
     def _put(self, piece: memoryview, *, wait: bool) -> int:
@@ -89,7 +91,9 @@ class _Outlet(io.FileIO):
 
 def lost() -> str:
     """Why some of standard output is not in the file that it goes to; empty: all of it is."""
-    return LOST.get(1, "")
+    buffer = getattr(sys.stdout, "buffer", None)
+    outlet = getattr(buffer, "raw", buffer)
+    return outlet.lost if isinstance(outlet, _Outlet) else ""
 
 
 def _door(descriptor: int) -> int:

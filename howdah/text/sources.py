@@ -18,7 +18,6 @@ text, `records.py` the formats with fields, `contents.py` hashes what identifies
 interprets source names and finds files.
 """
 
-import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -369,7 +368,7 @@ def _listed(source: Text) -> tuple[list[Path], list[Path]]:
             f"{named(path)} {kind}; name a file, a folder or 'stdlib', or hf:NAME for a dataset of "
             "the hub"
         )
-    if os.path.realpath(path) == "/":
+    if path.samefile("/"):
         raise UserError(f"{path} is the whole disk; name a folder of text in it")
     if _saved(path):
         return [path for path, kind in walk(path) if kind == "file"], []
