@@ -213,7 +213,7 @@ def read_folder(folder: Path, shape: ModelShape, seed: int = 0) -> Fill:
         part = tensor(piece.name, rows)[:, *others].reshape(-1)[piece.start : piece.stop]
         if not part.isfinite().all():  # a run would seem to diverge at its first step
             raise UserError(
-                f"init_from: {folder} holds numbers in {piece.name} that are not finite; download "
+                f"{folder} holds numbers in {piece.name} that are not finite; download "
                 "it again, or start from another model"
             )
         out.copy_(part)
