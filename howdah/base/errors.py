@@ -79,7 +79,10 @@ def pasted(path: object) -> str:
 
 def brief(error: object) -> str:
     """The first line of another library's error message, cut where it is very long."""
-    text = str(error).partition("\n")[0].rstrip(". ")
+    try:
+        text = str(error).partition("\n")[0].rstrip(". ")
+    except Exception:  # of a user's code
+        text = "it cannot be shown"
     return text if text.isprintable() and len(text) <= 4 * LONGEST else shown(text)
 
 

@@ -119,6 +119,8 @@ def this_machine(*, among: bool = False) -> Machine:
     from howdah.host.devices import find_cards
 
     cards = find_cards(visible_cards())
+    if among:
+        require_seat()
     return Machine(
         world=number_in("WORLD_SIZE") if among else None,
         local_world=number_in("LOCAL_WORLD_SIZE") if among else None,
@@ -127,6 +129,15 @@ def this_machine(*, among: bool = False) -> Machine:
         cache=cache,
         no_cuda=cards.lack,
     )
+
+
+def require_seat() -> None:
+    """Raises UserError where a launcher's numbers belong to no rank, or to no port."""
+    rank, size = number_in("RANK", least=0), number_in("WORLD_SIZE")
+    if rank >= size:
+        raise UserError(f"RANK is {rank} and WORLD_SIZE {size}; a launcher counts ranks from 0")
+    if os.environ.get("MASTER_PORT") == "0":
+        raise UserError("MASTER_PORT is 0; ranks meet at a port that all of them know, from 1 on")
 
 
 def visible_cards() -> str | None:

@@ -3,13 +3,13 @@
     run ── fork server ──┬── rank 0        howdah train starts the ranks, forwards stop signals,
                          └── rank 1        and reports in one sentence how they ended
 
-A rank reports over its pipe why it exits; for a rank that was killed, the system reports it. Of all
-these reasons, the first in this list becomes the reason of the run, because the others follow from
-it:
+A rank reports over its pipe why it exits, also where its work is done; for a rank that was killed,
+the system reports it. Of all these reasons, the first in this list becomes the reason of the run,
+because the others follow from it:
 
     mistake   UserError: the same for all ranks                            exit code 2
     killed    a rank was killed by a signal, or was stopped (SIGSTOP)      1
-    defect    an unexpected exception, with its traceback                  1
+    defect    an unexpected exception, with its traceback, or no report    1
     limit     the machine has no more memory, disk, files                  1
     stopped   a stop signal; the run has saved and printed its state       128 + signal
     early     a stop signal before the first step                          128 + signal
@@ -45,6 +45,7 @@ LOOK = 0.5  # seconds between checks whether ranks are stopped
 LOOKS = 10  # checks in a row that find a rank stopped, after which all ranks are killed
 ORDER = ("mistake", "killed", "defect", "limit", "stopped", "early", "lost")
 ASKED = ("stopped", "early")
+DONE = "done"  # of a rank whose work is finished
 WAY = "start fewer ranks, or raise the limits that `ulimit -a` shows"
 LONGEST = 1 << 16  # the most characters of a traceback that are reported
 NO_MEMORY = (  # in error messages of torch and its libraries
@@ -86,7 +87,7 @@ class Ending:
 class _Rank:
     """The launcher's state of a rank.
 
-    kind, told  the reason of its exit, as the rank reported it: one of ORDER, and a text
+    kind, told  the reason of its exit, as the rank reported it: one of ORDER, or DONE, and a text
     heard       its report has been read, or it has ended without one
     stopped     it was stopped (SIGSTOP) for too long
     ours        it was killed by the launcher
@@ -265,7 +266,7 @@ class _Launched:
             elif status < 0 and not one.ours:
                 one.kind = "killed"
                 one.told = killed(f"rank {rank} (process {one.child.pid})", status)
-            elif status > 0 and not one.kind:
+            elif status >= 0 and not one.kind:  # a user's code may call os._exit, with any code
                 one.kind, one.told = "defect", f"rank {rank} left with exit code {status}"
         for kind in ORDER:
             for rank, one in enumerate(self._ranks):
@@ -316,27 +317,25 @@ def _run_rank(
     member: tuple[int, int, str],
     arguments: Sequence[Any],
 ) -> int:
-    """The main function of a rank. Returns its exit code; if that is not 0, sends the reason to
-    the launcher.
+    """The main function of a rank. Returns its exit code, and sends the reason to the launcher.
 
     member  the rank, the world size, and the prefix of this attempt's keys in the store
     """
     rank, size, prefix = member
     try:
         code = function(Seat(rank, size, dist.PrefixStore(prefix, store)), *arguments)
-        failure = Failure("stopped", str(code - 128))
+        failure = Failure("stopped", str(code - 128)) if code else Failure(DONE, "")
     except BaseException as error:
         failure = explain(error)
         code = failure.code
-    if code:
-        with suppress(OSError):
-            pipe.send_bytes(json.dumps((failure.kind, failure.told[-LONGEST:])).encode())
+    with suppress(OSError):
+        pipe.send_bytes(json.dumps((failure.kind, failure.told[-LONGEST:])).encode())
     return code
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a rank failed: one of ORDER, and the text for the user."""
+    """The reason why a rank exits: one of ORDER, and the text for the user; or DONE."""
 
     kind: str
     told: str

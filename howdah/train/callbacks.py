@@ -124,7 +124,7 @@ class Callbacks:
                 raise
             except KeyboardInterrupt:
                 raise_signal(SIGINT)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # it may raise what it likes
                 if stop_behind(error):
                     raise
                 raise failed(f"train.callbacks: {name} at step {now.step}", error) from error

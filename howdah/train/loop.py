@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite
 from signal import SIGTERM
-from zlib import crc32
 
 import torch
 
@@ -49,6 +48,7 @@ from howdah.train.report import Bytes, measured_memory, predict_lines, predicted
 from howdah.train.resume import Start, check_match, find_start, read_weights
 from howdah.train.room import keeps_freed, ranks_here, snapshots_for
 from howdah.train.run_folder import lock
+from howdah.train.same_settings import require_same_settings
 from howdah.train.same_text import require_same_text
 from howdah.train.samples import first_samples, order_of_run, read_batches
 from howdah.train.spikes import Spikes
@@ -155,7 +155,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
         job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra, labels=labels
     )
     require_same_text(mesh, corpus, job.data)
-    require_same_algorithms(mesh, job)
+    require_same_settings(mesh, job)
     team = team_of(job, mesh, stack, say)
     start = find_start(job, mesh, say, team)  # 3
     peak = peak_of(job, mesh, say)
@@ -352,17 +352,6 @@ def profiler_of(job: Job, mesh: Mesh, tell: Say) -> StepProfiler:
 def device_of(job: Job, local_rank: int) -> torch.device:
     """The device of this rank, made the current one."""
     return own_device(job.device, local_rank)
-
-
-def require_same_algorithms(mesh: Mesh, job: Job) -> None:
-    """Raises UserError unless all ranks have chosen the same algorithms."""
-    mine = float(crc32(str(job.plan.comm.algorithm).encode()))
-    (total,) = mesh.world.sum_scalars([mine])
-    if total != mine * mesh.world.size:
-        raise UserError(
-            f"the ranks have different algorithms, rank {mesh.rank} '{job.plan.comm.algorithm}'; "
-            "give all of them the same comm.algorithm"
-        )
 
 
 def peak_of(job: Job, mesh: Mesh, say: Say) -> Peak:

@@ -9,7 +9,7 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.cli import main
-from howdah.cli.environment import launched, number_in
+from howdah.cli.environment import launched, number_in, require_seat
 
 READY = "import os; from howdah.cli.environment import ready_torch; ready_torch()"
 READY += "; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
@@ -56,6 +56,22 @@ def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, word):
     monkeypatch.setenv("WORLD_SIZE", word)
     with pytest.raises(UserError, match=r"^WORLD_SIZE is '.*', and a launcher gives a number from"):
         number_in("WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (("2", "2", "29500"), "^RANK is 2 and WORLD_SIZE 2; a launcher counts ranks from 0"),
+        (("-1", "2", "29500"), "^RANK is '-1', and a launcher gives a number from 0 on"),
+        (("1", "2", "0"), "^MASTER_PORT is 0; ranks meet at a port"),
+    ],
+)
+def test_numbers_of_no_rank_are_refused(monkeypatch, numbers, said):
+    """Ranks waited for others that could not come."""
+    for name, word in zip(("RANK", "WORLD_SIZE", "MASTER_PORT"), numbers, strict=True):
+        monkeypatch.setenv(name, word)
+    with pytest.raises(UserError, match=said):
+        require_seat()
 
 
 def test_numbers_of_a_launcher(monkeypatch):

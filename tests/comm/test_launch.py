@@ -67,8 +67,8 @@ def end(seat, how):
             os.kill(os.getpid(), signal.SIGSTOP)
         if how == "stopped":
             return 128 + signal.SIGUSR1
-        if how == "exit":
-            os._exit(7)
+        if how in {"exit", "leave"}:
+            os._exit(7 if how == "exit" else 0)
         raise ENDS[how]()
     return wait(transport)
 
@@ -82,6 +82,7 @@ def end(seat, how):
             *("frozen", 1, "killed", ") was stopped, and all were ended"), marks=pytest.mark.slow
         ),
         ("exit", 1, "defect", "rank 1 left with exit code 7"),
+        ("leave", 1, "defect", "rank 1 left with exit code 0"),
         ("disk", 1, "limit", "No space left on device: there"),
         ("early", 130, "early", "stopped before the first step: there is nothing to save"),
     ],
@@ -93,6 +94,16 @@ def test_what_ends_a_run_is_told_and_not_what_follows_from_it(how, code, kind, w
     assert ending.why.endswith(why)
     if how == "killed":
         assert ending.why.startswith("rank 1 (process ")
+
+
+def leave(seat):
+    """For ranks: a user's code ends them all."""
+    os._exit(0)
+
+
+def test_ranks_that_leave_before_their_work_is_done_have_failed():
+    """The exit code was 0, and nobody was told that steps are missing."""
+    assert run(leave, ranks=1) == Ending(1, "rank 0 left with exit code 0", "defect")
 
 
 def fail_until(seat, folder, times):

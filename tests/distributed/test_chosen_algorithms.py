@@ -78,7 +78,36 @@ def other_rank(transport, job):
 
 def test_ranks_whose_recipes_differ_are_told(ended_workers, make_job):
     for said in ended_workers.run(other_rank, make_job("two", "layout=dp2"), ranks=2):
-        assert said.startswith("the ranks have different algorithms, rank ")
+        assert said.startswith("the ranks have different settings: comm.algorithm is ")
+
+
+CHANGED = {
+    "seed": lambda job: replace(job, seed=job.seed + 1),
+    "train.steps": lambda job: replace(job, train=replace(job.train, steps=9)),
+    "method.grad_clip": lambda job: replace(
+        job, plan=replace(job.plan, method=replace(job.method, grad_clip=0.5))
+    ),
+}
+
+
+def other_settings(transport, job):
+    """By key, what `train` says where rank 1 has another value."""
+    said = {}
+    for key, change in CHANGED.items():
+        try:
+            train(change(job) if transport.rank else job, transport)
+        except UserError as problem:
+            said[key] = str(problem)
+    return said
+
+
+def test_settings_that_differ_between_ranks_are_told(ended_workers, make_job):
+    """Two machines with different seeds trained together, and nobody was told."""
+    for said in ended_workers.run(other_settings, make_job("two", "layout=dp2"), ranks=2):
+        assert [*said] == [*CHANGED]
+        for key, sentence in said.items():
+            assert sentence.startswith(f"the ranks have different settings: {key} is ")
+            assert sentence.endswith("; give all machines the same recipe and keys")
 
 
 @pytest.mark.slow

@@ -49,6 +49,13 @@ def fails(now):
 def leaves(now):
     sys.exit(3)
 
+class Own(BaseException):
+    def __str__(self):
+        raise ValueError
+
+def raises(now):
+    raise Own
+
 def interrupts(now):
     if now.step == 2:
         raise KeyboardInterrupt
@@ -152,6 +159,7 @@ def test_an_interrupt_inside_a_callback_is_one(make_job, tmp_path, mine):
     [
         ("fails", r"mine_of_callbacks.py:fails at step 1 failed in .*, line \d+: KeyError: 'what'"),
         ("leaves", r"mine_of_callbacks.py:leaves at step 1 failed in .*, line \d+: SystemExit: 3"),
+        ("raises", r"mine_of_callbacks.py:raises at step 1 failed in .*: Own: it cannot be shown"),
         ("no_number", "a callback logs bad as nan; give a finite number"),
     ],
 )
