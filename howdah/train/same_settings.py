@@ -21,10 +21,16 @@ OWN = {  # what may be elsewhere on another machine: its contents are compared, 
 
 def require_same_settings(mesh: Mesh, job: Job) -> None:
     """Raises UserError unless the run is the same on all ranks; it names a setting and a rank."""
-    mine = settings_of(job)
-    number = float(crc32(json.dumps(mine).encode()))  # added up as in `same_text.py`
-    (total,) = mesh.world.sum_scalars([number])
-    if total == number * mesh.world.size:
+    mine, algorithm = settings_of(job), str(job.plan.comm.algorithm)
+    numbers = [float(crc32(text.encode())) for text in (algorithm, json.dumps(mine))]
+    totals = mesh.world.sum_scalars(numbers)  # added up as in `same_text.py`
+    alike, same = (t == n * mesh.world.size for t, n in zip(totals, numbers, strict=True))
+    if not alike:  # then nothing else can be sent
+        raise UserError(
+            f"the ranks have different algorithms, rank {mesh.rank} '{algorithm}'; give all of "
+            "them the same comm.algorithm"
+        )
+    if same:
         return
     first, *others = [json.loads(said) for said in exchange(mesh.world, json.dumps(mine))]
     rank, other = next((r, one) for r, one in enumerate(others, 1) if one != first)
@@ -39,7 +45,7 @@ def settings_of(job: Job) -> dict[str, str]:
     """By key, what must be the same on all ranks."""
     tables = {"model": job.shape, "data": job.data, "batch": job.batch, "method": job.method}
     found = {"seed": str(job.seed), "layout": str(job.layout)}
-    found |= {"comm.algorithm": str(job.plan.comm.algorithm), "compile": str(job.compile)}
+    found["compile"] = str(job.compile)
     for name, table in {**tables, "train": job.train}.items():
         found |= dict(_flat(table, name))
     return found
