@@ -34,10 +34,11 @@ def require_same_settings(mesh: Mesh, job: Job) -> None:
         return
     first, *others = [json.loads(said) for said in exchange(mesh.world, json.dumps(mine))]
     rank, other = next((r, one) for r, one in enumerate(others, 1) if one != first)
-    key = next(key for key in first if first[key] != other[key])
+    key = next(key for key in first if first[key] != other.get(key))
+    here, there = shown(first[key]), shown(other.get(key, "another table"))
     raise UserError(
-        f"the ranks have different settings: {key} is {shown(first[key])} for rank 0 and "
-        f"{shown(other[key])} for rank {rank}; give all machines the same recipe and keys"
+        f"the ranks have different settings: {key} is {here} for rank 0 and {there} for rank "
+        f"{rank}; give all machines the same recipe and keys"
     )
 
 

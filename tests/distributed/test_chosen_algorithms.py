@@ -17,6 +17,7 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.comm import Algorithms, Comm
+from howdah.plan.method import Adapter
 from howdah.plan.trace_file import FOLDER, read_traces
 from howdah.shapes.weights import weights
 from howdah.sim.chosen import choice_misfits, collectives_of
@@ -86,6 +87,9 @@ CHANGED = {
     "train.steps": lambda job: replace(job, train=replace(job.train, steps=9)),
     "method.grad_clip": lambda job: replace(
         job, plan=replace(job.plan, method=replace(job.method, grad_clip=0.5))
+    ),
+    "method.adapter": lambda job: replace(
+        job, plan=replace(job.plan, method=replace(job.method, adapter=Adapter()))
     ),
 }
 
